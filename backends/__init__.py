@@ -1,0 +1,1 @@
+"""One folder per engine: each translates that engine's objects for the runtime, nothing else."""

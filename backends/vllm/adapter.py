@@ -1,0 +1,199 @@
+"""The drafter that vLLM's V1 model runner builds, and how it learns what vLLM does not pass it.
+
+vLLM calls ``propose`` without request ids, sampling parameters, or word of requests that begin
+and end. The runner knows all of it, so its ``_update_states``, which runs first in every step,
+is wrapped when a specplug drafter is built: in this process, for this class, and never before.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from specplug.backends.vllm import compat
+from specplug.config import Settings, validate
+from specplug.errors import OptionError
+from specplug.plugins import PluginManager
+from specplug.proposer import Capability, EngineInfo, Int32Array
+from specplug.runtime import Arrival, Runtime, Step
+
+logger = logging.getLogger(__name__)
+
+SECTION = "specplug"
+"""The key of specplug's settings in ``--additional-config``."""
+PROVIDES = frozenset({Capability.REQUEST_OPTIONS})
+
+
+@functools.cache
+def drafter_class(name: str) -> type[Drafter]:
+    """Return the class that vLLM instantiates for the proposer ``name``.
+
+    Raises:
+        UnknownProposerError, ProposerConflictError: with the registered names.
+    """
+    PluginManager().get(name)
+    return type(name, (Drafter,), {"proposer_name": name, "__module__": "specplug.vllm"})
+
+
+class Drafter:
+    """One proposer in one worker of the V1 model runner.
+
+    The interface that vLLM expects of a ``custom_class``: built with the ``VllmConfig``, then
+    ``load_model``, then ``propose`` once per step.
+    """
+
+    proposer_name: str
+
+    def __init__(self, vllm_config: Any) -> None:
+        _share_log_handlers()
+        settings = validate(
+            Settings,
+            (vllm_config.additional_config or {}).get(SECTION, {}),
+            f"the '{SECTION}' section of --additional-config",
+        )
+        _check_engine(settings)
+        self._runtime = Runtime(self.proposer_name, _engine_info(vllm_config), settings)
+        self._runner: Any = None
+        self._scheduled: Any = None
+
+    def load_model(self, target_model: Any) -> None:
+        """Nothing to load: what a proposer needs, it got in ``prepare``."""
+
+    def follow(self, runner: Any, scheduler_output: Any) -> None:
+        """Learn, at the start of a step, which requests end, which begin, what is verified."""
+        if self._runner is None:
+            self._runner = runner
+            # vLLM drafts nothing for the whole batch as soon as one request is within K tokens of
+            # this limit. The runtime cuts each request's draft to the real one instead.
+            runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
+        self._scheduled = scheduler_output
+        for request_id in scheduler_output.finished_req_ids:
+            self._runtime.end(request_id)
+        for new in scheduler_output.scheduled_new_reqs:
+            arrival = _arrival(runner.requests[new.req_id], runner.max_model_len)
+            if arrival is not None:
+                self._runtime.begin(arrival)
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Sequence[int],
+        token_ids_cpu: Int32Array,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Return one draft per row of the runner's batch; called by vLLM after sampling.
+
+        Args:
+            sampled_token_ids: the tokens sampled in this step; empty for a partial prefill.
+            num_tokens_no_spec: ``[max_num_reqs]``, the tokens of each row, sampled included.
+            token_ids_cpu: int32 ``[max_num_reqs, max_model_len]``.
+            slot_mappings: unused; for proposers with a KV cache.
+        """
+        num_rows = len(sampled_token_ids)
+        drafts = self._runtime.step(
+            Step(
+                request_ids=self._runner.input_batch.req_ids,
+                token_ids=token_ids_cpu,
+                rows=np.arange(num_rows, dtype=np.int32),
+                num_tokens=num_tokens_no_spec,
+                sampled=[bool(tokens) for tokens in sampled_token_ids],
+                verified=self._scheduled.scheduled_spec_decode_tokens,
+                # Not there before vLLM 0.23: then K never changes.
+                num_speculative_tokens=getattr(
+                    self._scheduled, "num_spec_tokens_to_schedule", None
+                ),
+            )
+        )
+        return drafts.to_lists()
+
+
+def _arrival(request: Any, max_model_len: int) -> Arrival | None:
+    """Describe a new request; None for those that nothing can be drafted for."""
+    sampling = request.sampling_params
+    if sampling is None or request.prompt_token_ids is None:
+        return None  # pooling, or a prompt that is embeddings
+    stops = {sampling.eos_token_id, *(sampling.stop_token_ids or ())} - {None}
+    prompt = request.prompt_token_ids
+    most = max_model_len if sampling.max_tokens is None else len(prompt) + sampling.max_tokens
+    return Arrival(
+        id=request.req_id,
+        prompt_token_ids=prompt,
+        max_num_tokens=min(most, max_model_len),
+        stop_token_ids=frozenset(stops),
+        min_output_tokens=sampling.min_tokens,
+        arguments=sampling.extra_args,
+    )
+
+
+def _engine_info(vllm_config: Any) -> EngineInfo:
+    from vllm.distributed import get_tensor_model_parallel_rank
+    from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
+
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    k = vllm_config.speculative_config.num_speculative_tokens
+    most = min(MAX_SPEC_LEN, model.max_model_len - 1)
+    if not 1 <= k <= most:
+        raise OptionError(
+            f"num_speculative_tokens is {k}; it must be from 1 to {most}.",
+            hint=f"vLLM verifies at most {MAX_SPEC_LEN} draft tokens per request, and the "
+            f"model's length is {model.max_model_len}.",
+        )
+    return EngineInfo(
+        backend="vllm",
+        vocab_size=model.get_vocab_size(),
+        max_model_len=model.max_model_len,
+        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        num_speculative_tokens=k,
+        device=str(vllm_config.device_config.device),
+        rank=get_tensor_model_parallel_rank(),
+        world_size=parallel.tensor_parallel_size,
+        provides=PROVIDES,
+        load_tokenizer=functools.partial(_load_tokenizer, model),
+    )
+
+
+def _load_tokenizer(model_config: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(
+        model_config.tokenizer,
+        revision=model_config.tokenizer_revision,
+        trust_remote_code=model_config.trust_remote_code,
+    )
+
+
+def _check_engine(settings: Settings) -> None:
+    import vllm
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    compat.check_version(vllm.__version__, allow_untested=settings.allow_untested_engine)
+    if not hasattr(GPUModelRunner._update_states, "__wrapped__"):
+        compat.check_runner(GPUModelRunner)
+        GPUModelRunner._update_states = _followed(GPUModelRunner._update_states)
+
+
+def _followed(update_states: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``_update_states`` so that a specplug drafter follows each step of its runner."""
+
+    @functools.wraps(update_states)
+    def wrapper(self: Any, scheduler_output: Any) -> Any:
+        result = update_states(self, scheduler_output)
+        drafter = getattr(self, "drafter", None)
+        if isinstance(drafter, Drafter):
+            drafter.follow(self, scheduler_output)
+        return result
+
+    return wrapper
+
+
+def _share_log_handlers() -> None:
+    """Log where vLLM logs: its workers configure no logger but their own."""
+    root, theirs = logging.getLogger(), logging.getLogger("vllm")
+    ours = logging.getLogger("specplug")
+    if theirs.handlers and not (ours.handlers or root.handlers):
+        ours.handlers, ours.level = list(theirs.handlers), theirs.getEffectiveLevel()
+        ours.propagate = False

@@ -1,0 +1,49 @@
+"""Speculative-decoding proposers as plugins, for the engine you already run.
+
+Public names live here; every module whose name begins with an underscore is private.
+"""
+
+from specplug.errors import SpecplugError
+from specplug.hookspecs import hookimpl, hookspec
+from specplug.metrics import Counters
+from specplug.plugins import PluginManager
+from specplug.proposer import (
+    Acceptance,
+    Batch,
+    Capability,
+    Drafts,
+    EngineInfo,
+    Options,
+    Proposer,
+    ProposerSpec,
+    Request,
+    RequestOptions,
+    Usage,
+    proposer,
+)
+from specplug.runtime import Runtime, running
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Acceptance",
+    "Batch",
+    "Capability",
+    "Counters",
+    "Drafts",
+    "EngineInfo",
+    "Options",
+    "PluginManager",
+    "Proposer",
+    "ProposerSpec",
+    "Request",
+    "RequestOptions",
+    "Runtime",
+    "SpecplugError",
+    "Usage",
+    "__version__",
+    "hookimpl",
+    "hookspec",
+    "proposer",
+    "running",
+]

@@ -1,0 +1,114 @@
+"""Checks what a proposer returned, so that the engine only ever sees valid drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from specplug.proposer import Batch, Drafts, Int32Array
+
+ReportFault = Callable[[str, str], None]
+"""Called with the kind of fault (one log entry each) and what exactly was found."""
+
+
+def validated(result: Any, batch: Batch, vocab_size: int, report: ReportFault) -> Drafts:
+    """Return what is valid of ``result``: int32 drafts within vocabulary and length limits.
+
+    A draft is cut at its limit, silently, and before its first invalid token, which is
+    reported. A request whose row is unusable gets an empty draft and costs the others nothing.
+    """
+    if isinstance(result, Drafts):
+        drafts = _checked_columns(result, batch, report)
+    else:
+        drafts = _checked_rows(result, batch, report)
+    return _cut_invalid(drafts, batch.max_draft_tokens, vocab_size, report)
+
+
+def _checked_columns(drafts: Drafts, batch: Batch, report: ReportFault) -> Drafts:
+    ids, lengths = drafts.token_ids, drafts.lengths
+    n = len(batch)
+    for label, array, ndim in (("token_ids", ids, 2), ("lengths", lengths, 1)):
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
+            found = getattr(array, "dtype", type(array).__name__)
+            report(f"{label} not integers", f"Drafts.{label} is {found}, expected integers")
+            return Drafts.empty(n)
+        if array.ndim != ndim or len(array) != n:
+            report(
+                f"{label} of wrong shape",
+                f"Drafts.{label} has shape {array.shape} for {n} requests",
+            )
+            return Drafts.empty(n)
+    width = ids.shape[1]
+    if drafts.scores is not None and np.shape(drafts.scores) != ids.shape:
+        report("scores of wrong shape", f"Drafts.scores is not of shape {ids.shape}")
+        drafts = replace(drafts, scores=None)
+    outside = (lengths < 0) | (lengths > width)
+    if outside.any():
+        report("length outside the draft", f"a length is not in [0, {width}]")
+        lengths = np.where(outside, 0, lengths)
+    return replace(drafts, lengths=lengths)
+
+
+def _checked_rows(result: Any, batch: Batch, report: ReportFault) -> Drafts:
+    n = len(batch)
+    if not isinstance(result, Sequence) or isinstance(result, str | bytes) or len(result) != n:
+        report(
+            "not one row per request",
+            f"propose returned {_describe(result)}, expected Drafts or {n} rows of token ids",
+        )
+        return Drafts.empty(n)
+    limits = batch.max_draft_tokens.tolist()
+    rows = [_row(row, limit, report) for row, limit in zip(result, limits, strict=True)]
+    drafts = Drafts.empty(n, max(map(len, rows), default=0))
+    for i, row in enumerate(rows):
+        drafts.token_ids[i, : len(row)] = row
+        drafts.lengths[i] = len(row)
+    return drafts
+
+
+def _row(row: Any, limit: int, report: ReportFault) -> list[int]:
+    if isinstance(row, Exception):
+        report(f"raised {type(row).__name__}", str(row))
+        return []
+    if isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "iu":
+        row = row[:limit].tolist()
+    if not isinstance(row, Sequence) or isinstance(row, str | bytes):
+        report("row is not a sequence", f"a draft is {_describe(row)}, expected token ids")
+        return []
+    ids: list[int] = []
+    for token in row[:limit]:
+        if isinstance(token, bool) or not isinstance(token, int | np.integer):
+            report("token is not an integer", f"a draft holds {_describe(token)}")
+            break
+        # -1 stands for everything that int32 cannot hold: invalid either way.
+        ids.append(int(token) if 0 <= token < 2**31 else -1)
+    return ids
+
+
+def _cut_invalid(
+    drafts: Drafts, limits: Int32Array, vocab_size: int, report: ReportFault
+) -> Drafts:
+    ids, lengths = drafts.token_ids, np.minimum(drafts.lengths, limits)
+    if ids.size and lengths.any():
+        inside = np.arange(ids.shape[1]) < lengths[:, None]
+        invalid = inside & ((ids < 0) | (ids >= vocab_size))
+        if invalid.any():
+            row, column = np.argwhere(invalid)[0]
+            report(
+                "token outside the vocabulary",
+                f"token {ids[row, column]} is not in [0, {vocab_size})",
+            )
+            first = np.where(invalid.any(axis=1), invalid.argmax(axis=1), ids.shape[1])
+            lengths = np.minimum(lengths, first)
+    width = int(lengths.max(initial=0))
+    kept = np.where(np.arange(width) < lengths[:, None], ids[:, :width], 0)
+    scores = drafts.scores[:, :width] if drafts.scores is not None else None
+    return Drafts(kept.astype(np.int32), lengths.astype(np.int32), scores, drafts.probabilities)
+
+
+def _describe(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text[:60]}{'…' if len(text) > 60 else ''}"

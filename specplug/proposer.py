@@ -1,0 +1,331 @@
+"""The contract between a proposer and an engine; what a plugin author reads first.
+
+A *proposer* guesses the next few tokens of each running request. The engine's target model
+verifies the guesses in one forward pass and keeps those it would have produced itself, so
+a proposer can only change speed, never text (Leviathan et al., arXiv 2211.17192; Chen et
+al., arXiv 2302.01318).
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
+from specplug.errors import OptionError
+
+Int32Array = NDArray[np.int32]
+FloatArray = NDArray[np.floating[Any]]
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class Capability(StrEnum):
+    """Something beyond tokens that an engine can give and a proposer can need."""
+
+    REQUEST_OPTIONS = "request_options"
+    """Per-request options reach the proposer."""
+    TARGET_TOKENS = "target_tokens"
+    """The target's own token at every drafted position, rejected ones too."""
+    HIDDEN_STATES = "hidden_states"
+    """The target's last hidden states at the sampled positions."""
+    LOGITS = "logits"
+    """The target's logits at the verified positions."""
+    DRAFT_PROBABILITIES = "draft_probabilities"
+    """The verifier can use the proposer's own probabilities."""
+
+
+class Options(BaseModel):
+    """Base class of a proposer's options: immutable, and unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RequestOptions(Options):
+    """What one request may set; a proposer may subclass it to take more.
+
+    Attributes:
+        num_speculative_tokens: the most draft tokens per step for this request; 0 turns
+            speculation off, values above the engine's own limit mean that limit.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    num_speculative_tokens: NonNegativeInt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a proposer is told about the engine before the first request.
+
+    Attributes:
+        backend: the backend's name, such as ``"vllm"``.
+        vocab_size: draft tokens must be in ``[0, vocab_size)``.
+        max_model_len: the longest sequence in tokens, prompt included.
+        max_num_seqs: the most requests in one batch. More can be alive at a time:
+            preempted requests keep their state.
+        num_speculative_tokens: K, the most draft tokens per request and step.
+        device: where the target model runs, such as ``"cpu"`` or ``"cuda:0"``.
+        rank: this worker's tensor-parallel rank. Every rank must draft the same tokens.
+        world_size: the number of tensor-parallel ranks.
+        provides: what the engine can give.
+        load_tokenizer: returns the target's tokenizer; may be slow, call it once.
+    """
+
+    backend: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    num_speculative_tokens: int
+    device: str = "cpu"
+    rank: int = 0
+    world_size: int = 1
+    provides: frozenset[Capability] = frozenset()
+    load_tokenizer: Callable[[], Any] | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, as the proposer meets it in ``begin``.
+
+    Attributes:
+        id: the engine's id; unique among the requests that are alive.
+        slot: a small integer, unique among the requests that are alive and reused
+            afterwards; made for indexing columns of per-request state.
+        prompt_token_ids: the prompt, as the engine holds it; do not change it.
+        max_num_tokens: the length, prompt included, at which generation stops at the latest.
+        num_speculative_tokens: the most draft tokens per step for this request; 0 when
+            speculation is off for it.
+        options: the validated per-request options.
+    """
+
+    id: str
+    slot: int
+    prompt_token_ids: Sequence[int]
+    max_num_tokens: int
+    num_speculative_tokens: int
+    options: RequestOptions = field(default_factory=RequestOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The requests that can use a draft in this step, in columns.
+
+    Row ``i`` of every column belongs to ``request_ids[i]``. ``token_ids`` is the engine's own
+    matrix, shared and read-only; row ``rows[i]`` of it holds request ``i``, so that a
+    compiled kernel can serve the whole batch in one call.
+
+    Attributes:
+        request_ids: ``n`` ids.
+        slots: int32 ``[n]``, see :class:`Request`.
+        token_ids: int32 ``[max_rows, width]``, read-only; prompt and output so far.
+        rows: int32 ``[n]``, the row of ``token_ids`` of each request.
+        num_tokens: int32 ``[n]``, how much of that row is valid. Always at least 1.
+        num_new_tokens: int32 ``[n]``, how many tokens at its end this proposer has not been
+            shown before in ``propose``.
+        num_prompt_tokens: int32 ``[n]``.
+        max_draft_tokens: int32 ``[n]``, the longest useful draft, at least 1.
+    """
+
+    request_ids: Sequence[str]
+    slots: Int32Array
+    token_ids: Int32Array
+    rows: Int32Array
+    num_tokens: Int32Array
+    num_new_tokens: Int32Array
+    num_prompt_tokens: Int32Array
+    max_draft_tokens: Int32Array
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def tokens(self, i: int) -> Int32Array:
+        """Return all tokens of request ``i``: an int32 view ``[num_tokens[i]]``, read-only."""
+        return self.token_ids[self.rows[i], : self.num_tokens[i]]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """The proposed tokens of a batch, padded.
+
+    Attributes:
+        token_ids: integers ``[n, width]``; row ``i`` is the draft of request ``i``.
+        lengths: integers ``[n]``; what lies behind ``lengths[i]`` is ignored.
+        scores: optional floats ``[n, width]``: the proposer's own estimate, in [0, 1], that
+            a token is accepted given that those before it were.
+        probabilities: optional ``[n, width, vocab_size]``, for engines that provide
+            ``Capability.DRAFT_PROBABILITIES``.
+    """
+
+    token_ids: NDArray[np.integer[Any]]
+    lengths: NDArray[np.integer[Any]]
+    scores: FloatArray | None = None
+    probabilities: Any = None
+
+    @classmethod
+    def empty(cls, num_requests: int, width: int = 0) -> Drafts:
+        """Return drafts of length 0 for ``num_requests`` requests, with room for ``width``."""
+        return cls(np.zeros((num_requests, width), np.int32), np.zeros(num_requests, np.int32))
+
+    def to_lists(self) -> list[list[int]]:
+        """Return one list of token ids per request."""
+        rows = zip(self.token_ids.tolist(), self.lengths.tolist(), strict=True)
+        return [row[:length] for row, length in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What verification made of earlier drafts, in columns.
+
+    Holds the requests that got new tokens in this step. Tokens that follow a stop token are
+    left out: the engine throws them away.
+
+    Attributes:
+        request_ids: ``n`` ids.
+        slots: int32 ``[n]``, see :class:`Request`.
+        draft_token_ids: for each request, the tokens that were verified; may be empty.
+        num_accepted: int32 ``[n]``, how many of them were accepted.
+        new_token_ids: for each request, the tokens that were added to the sequence: the
+            accepted ones, then the target's own.
+        target_token_ids: for each request, the target's own token at every verified position
+            and the one behind them, where the engine provides ``Capability.TARGET_TOKENS``.
+    """
+
+    request_ids: Sequence[str]
+    slots: Int32Array
+    draft_token_ids: Sequence[Sequence[int]]
+    num_accepted: Int32Array
+    new_token_ids: Sequence[Sequence[int]]
+    target_token_ids: Sequence[Sequence[int]] | None = None
+
+
+class Usage(NamedTuple):
+    """What a proposer holds at the moment: see :meth:`Proposer.usage`."""
+
+    num_requests: int
+    num_bytes: int
+
+
+class Proposer(ABC):
+    """Guesses the next tokens of running requests. One instance lives in each engine worker.
+
+    Only :meth:`propose` must be written. Whatever a method raises is caught, counted and
+    logged by the runtime; the request then goes on without a draft. What is drafted must
+    follow from the tokens alone (no clock, no unseeded randomness), because every
+    tensor-parallel rank drafts for itself.
+    """
+
+    def prepare(self, engine: EngineInfo) -> None:  # noqa: B027
+        """Get ready: called once, before the first request. Compile and allocate here.
+
+        An exception raised here stops the engine's start-up: it is the place to refuse.
+        """
+
+    def begin(self, request: Request) -> None:  # noqa: B027
+        """Meet a new request. Called once for it, before its first draft."""
+
+    @abstractmethod
+    def propose(self, batch: Batch) -> Drafts | Sequence[Sequence[int]]:
+        """Return a draft for each request of the batch, in order; any may be empty.
+
+        The result is a :class:`Drafts` or, for short, one sequence of token ids per request.
+        Drafts longer than ``batch.max_draft_tokens`` are cut.
+        """
+
+    def observe(self, acceptance: Acceptance) -> None:  # noqa: B027
+        """Learn what became of earlier drafts; called before ``propose`` of the same step."""
+
+    def end(self, request_id: str) -> None:  # noqa: B027
+        """Forget a request: finished or aborted. Called once for each ``begin``."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release what ``prepare`` took; called when the engine shuts down."""
+
+    def usage(self) -> Usage | None:
+        """Return the requests known and the bytes held for them, or None if not counted."""
+        return None
+
+
+ProposeFunction = Callable[[Int32Array, int], Sequence[int]]
+_F = TypeVar("_F", bound=ProposeFunction)
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerSpec:
+    """Registers a proposer: what it is called, how to make it, what it needs.
+
+    Attributes:
+        name: lower-case identifier; what users write in the engine's flag.
+        factory: called with the options to make a :class:`Proposer`; a callable or, to keep
+            imports light and pickles small, ``"package.module:attribute"``.
+        options: the model of its options; ``specplug list`` and errors are made from it.
+        request_options: the model of its per-request options.
+        needs: what it cannot work without.
+        summary: one line for ``specplug list``.
+        install_hint: what to do when the factory's imports fail.
+    """
+
+    name: str
+    factory: Callable[[Any], Proposer] | str
+    options: type[Options] = Options
+    request_options: type[RequestOptions] = RequestOptions
+    needs: frozenset[Capability] = frozenset()
+    summary: str = ""
+    install_hint: str = ""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise OptionError(
+                f"{self.name!r} cannot be the name of a proposer.",
+                hint="A name begins with a lower-case letter and goes on with lower-case "
+                "letters, digits and underscores: engines accept nothing else in their flag.",
+            )
+
+
+def proposer(*, name: str = "", summary: str = "") -> Callable[[_F], _F]:
+    """Turn ``f(tokens, max_tokens) -> token ids`` into a whole proposer.
+
+    ``tokens`` is the request's int32 array ``[num_tokens]`` (read-only), ``max_tokens`` the
+    longest useful draft. The function stays an ordinary function; an entry point of the
+    group ``specplug`` may point at it, or it may be passed to ``PluginManager.add``.
+
+    Args:
+        name: what users write in the engine's flag; the function's own name if left out.
+        summary: one line for ``specplug list``; the first line of the docstring if left out.
+    """
+
+    def decorate(function: _F) -> _F:
+        lines = (function.__doc__ or "").strip().splitlines()
+        spec = ProposerSpec(
+            name=name or function.__name__,
+            factory=lambda _options: FunctionProposer(function),
+            summary=summary or (lines[0] if lines else ""),
+        )
+        function.specplug_spec = spec  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+class FunctionProposer(Proposer):
+    """A proposer made of a function of one request; see :func:`proposer`."""
+
+    def __init__(self, function: ProposeFunction) -> None:
+        self._function = function
+
+    def propose(self, batch: Batch) -> Sequence[Sequence[int]]:
+        """Call the function once per request; a failure costs only that request its draft."""
+        return [self._row(batch, i) for i in range(len(batch))]
+
+    def _row(self, batch: Batch, i: int) -> Any:
+        try:
+            return self._function(batch.tokens(i), int(batch.max_draft_tokens[i]))
+        except Exception as error:
+            return error  # the runtime counts an exception in a row as that row's fault

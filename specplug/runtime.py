@@ -1,0 +1,455 @@
+"""The one loop that every backend drives: requests in, drafts out, acceptance back.
+
+A backend says which requests began and ended and, once per engine step, what the batch looks
+like. The runtime follows each request by its id, wherever its row moves, calls the proposer,
+and hands back drafts that the engine can take as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from multiprocessing.util import Finalize
+from typing import Any
+
+import numpy as np
+
+from specplug.config import Settings, request_options
+from specplug.drafts import validated
+from specplug.errors import DependencyError, OptionError
+from specplug.metrics import Counters
+from specplug.plugins import PluginManager
+from specplug.proposer import (
+    Acceptance,
+    Batch,
+    Drafts,
+    EngineInfo,
+    Int32Array,
+    Proposer,
+    Request,
+    RequestOptions,
+)
+
+logger = logging.getLogger(__name__)
+
+_RAISED = object()
+_running: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+def running() -> list[Runtime]:
+    """Return the runtimes that serve in this process."""
+    return list(_running)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A new request, as a backend reports it.
+
+    Attributes:
+        id: the engine's id.
+        prompt_token_ids: the prompt.
+        max_num_tokens: the length, prompt included, at which generation stops at the latest.
+        stop_token_ids: tokens that end the output, end of sequence included where it counts.
+        min_output_tokens: a stop token among the first ``min_output_tokens - 1`` does not end it.
+        arguments: the engine's free-form per-request arguments.
+    """
+
+    id: str
+    prompt_token_ids: Sequence[int]
+    max_num_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    min_output_tokens: int = 0
+    arguments: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One engine step, as a backend reports it after sampling.
+
+    Attributes:
+        request_ids: the requests of the batch, in the engine's order.
+        token_ids: int32 ``[max_rows, width]``, the engine's matrix of all tokens.
+        rows: int32 ``[n]``, the row of each request in it.
+        num_tokens: ``[n]``, the valid tokens of each row, those just sampled included.
+        sampled: ``[n]``, whether a request got tokens in this step; False during prefill.
+        verified: the drafts that the engine verified in this step, by request id.
+        num_speculative_tokens: the most draft tokens per request the engine can take in the
+            next step; None for K.
+    """
+
+    request_ids: Sequence[str]
+    token_ids: Int32Array
+    rows: Int32Array
+    num_tokens: Sequence[int]
+    sampled: Sequence[bool]
+    verified: Mapping[str, Sequence[int]]
+    num_speculative_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    request: Request
+    arrival: Arrival
+    num_prompt_tokens: int
+    num_tokens: int  # committed so far
+    num_shown: int = 0  # of them, shown to the proposer
+    begun: bool = False  # the proposer knows it and is owed an end
+    silent: bool = False  # gets no draft: its begin failed, or a stop token was committed
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """The rows of one step that can use a draft, in columns."""
+
+    states: list[_State] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    limits: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Verified:
+    """The rows of one step that got new tokens, in columns."""
+
+    states: list[_State] = field(default_factory=list)
+    drafts: list[Sequence[int]] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    new: list[list[int]] = field(default_factory=list)
+
+
+class Runtime:
+    """Drives one proposer in one engine worker.
+
+    Args:
+        name: the proposer's registered name.
+        engine: what the engine is.
+        settings: the user's settings.
+        plugins: where to look the name up; by default everything installed.
+
+    Raises:
+        SpecplugError: the name, an option, a capability or a dependency is wrong. Whatever the
+            proposer's own ``prepare`` raises passes through: start-up is the time to refuse.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: EngineInfo,
+        settings: Settings | None = None,
+        plugins: PluginManager | None = None,
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.settings = settings or Settings()
+        self.counters = Counters(num_accepted_tokens_per_pos=[0] * engine.num_speculative_tokens)
+        plugins = plugins or PluginManager()
+        self.proposer, spec = plugins.create(name, self.settings.options, engine.provides)
+        self._request_options = spec.request_options
+        self._observers = {
+            hook: plugins.observers(f"specplug_{hook}")
+            for hook in (
+                "started", "request_begin", "request_end", "drafts_proposed", "drafts_verified"
+            )
+        }  # fmt: skip
+        self._learns = type(self.proposer).observe is not Proposer.observe or bool(
+            self._observers["drafts_verified"]
+        )
+        self._states: dict[str, _State] = {}
+        self._free_slots: list[int] = []
+        self._faults_seen: set[str] = set()
+        self._step_faults = 0
+        self._failed_steps = 0
+        self._last_log = time.monotonic()
+
+        try:
+            self.proposer.prepare(engine)
+        except ImportError as error:
+            raise DependencyError(
+                f"The proposer '{name}' needs a package that is not installed: {error}.",
+                hint=spec.install_hint,
+            ) from error
+        self._notify("started", engine=engine)
+        # Engine workers end in ways that skip atexit; multiprocessing's own finalizers run.
+        Finalize(self, _close, args=(weakref.ref(self),), exitpriority=10)
+        _running.add(self)
+
+    # -- requests ---------------------------------------------------------------------------
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests are alive."""
+        return len(self._states)
+
+    def begin(self, arrival: Arrival) -> None:
+        """Take in a new request. An id that is still alive is ended first."""
+        if arrival.id in self._states:
+            self.end(arrival.id)
+        options = self._options_of(arrival)
+        most = self.engine.num_speculative_tokens
+        wanted = options.num_speculative_tokens
+        request = Request(
+            id=arrival.id,
+            slot=heappop(self._free_slots) if self._free_slots else len(self._states),
+            prompt_token_ids=arrival.prompt_token_ids,
+            max_num_tokens=min(arrival.max_num_tokens, self.engine.max_model_len),
+            num_speculative_tokens=most if wanted is None else max(0, min(wanted, most)),
+            options=options,
+        )
+        num_prompt_tokens = len(arrival.prompt_token_ids)
+        state = _State(request, arrival, num_prompt_tokens, num_tokens=num_prompt_tokens)
+        self._states[arrival.id] = state
+        self.counters.num_requests += 1
+        if not self.counters.switched_off:
+            state.begun = True
+            state.silent = self._call_proposer(self.proposer.begin, request) is _RAISED
+        self._notify("request_begin", request=request)
+
+    def end(self, request_id: str) -> None:
+        """Forget a request; ids that are not alive are ignored."""
+        state = self._states.pop(request_id, None)
+        if state is None:
+            return
+        heappush(self._free_slots, state.request.slot)
+        if state.begun:
+            self._call_proposer(self.proposer.end, request_id)
+        self._notify("request_end", request_id=request_id)
+
+    def _options_of(self, arrival: Arrival) -> RequestOptions:
+        try:
+            return request_options(self._request_options, arrival.arguments)
+        except OptionError as error:
+            logger.warning("request %s is served without its options: %s", arrival.id, error)
+            return self._request_options()
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def step(self, step: Step) -> Drafts:
+        """Take in what the engine sampled and return drafts for the next step.
+
+        Returns:
+            Valid drafts, one row per request of ``step``, in its order.
+        """
+        wanted, verified = self._follow(step)
+        self._observe(verified)
+        drafts = self._propose(step, wanted)
+        self._log_at_interval()
+        return drafts
+
+    def _follow(self, step: Step) -> tuple[_Wanted, _Verified]:
+        """Bring every request up to date and find out which of them can use a draft."""
+        wanted, verified = _Wanted(), _Verified()
+        most = step.num_speculative_tokens
+        for i, request_id in enumerate(step.request_ids):
+            state = self._states.get(request_id)
+            if state is None or not step.sampled[i]:
+                continue
+            num_tokens = int(step.num_tokens[i])
+            if num_tokens < state.num_tokens:
+                state = self._rewound(state, num_tokens)
+            new = step.token_ids[step.rows[i], state.num_tokens : num_tokens].tolist()
+            self._take_in(state, new, step.verified.get(request_id, ()), verified)
+            request = state.request
+            limit = min(
+                request.num_speculative_tokens,
+                # One less than what is left: a step always yields a token of the target's own.
+                request.max_num_tokens - state.num_tokens - 1,
+            )
+            if most is not None:
+                limit = min(limit, most)
+            if limit > 0 and not state.silent:
+                wanted.states.append(state)
+                wanted.positions.append(i)
+                wanted.limits.append(limit)
+        return wanted, verified
+
+    def _rewound(self, state: _State, num_tokens: int) -> _State:
+        """Start a request afresh whose engine took tokens back (a failed KV transfer does)."""
+        self.end(state.request.id)
+        self.begin(state.arrival)
+        fresh = self._states[state.request.id]
+        fresh.num_tokens = num_tokens
+        return fresh
+
+    def _take_in(
+        self, state: _State, new: list[int], draft: Sequence[int], verified: _Verified
+    ) -> None:
+        new = _until_stop(new, state)
+        accepted = 0
+        for drafted, actual in zip(draft, new, strict=False):
+            if drafted != actual:
+                break
+            accepted += 1
+        # The first output token comes from prefill, which verifies nothing.
+        if state.num_tokens > state.num_prompt_tokens:
+            self.counters.count_verified(len(draft), accepted)
+        state.num_tokens += len(new)
+        if self._learns:
+            verified.states.append(state)
+            verified.drafts.append(draft)
+            verified.accepted.append(accepted)
+            verified.new.append(new)
+
+    def _observe(self, verified: _Verified) -> None:
+        if not verified.states:
+            return
+        acceptance = Acceptance(
+            request_ids=[state.request.id for state in verified.states],
+            slots=np.array([state.request.slot for state in verified.states], np.int32),
+            draft_token_ids=verified.drafts,
+            num_accepted=np.array(verified.accepted, np.int32),
+            new_token_ids=verified.new,
+        )
+        if not self.counters.switched_off:
+            self._call_proposer(self.proposer.observe, acceptance)
+        self._notify("drafts_verified", acceptance=acceptance)
+
+    def _propose(self, step: Step, wanted: _Wanted) -> Drafts:
+        num_rows = len(step.request_ids)
+        if self.counters.switched_off or not wanted.states:
+            return Drafts.empty(num_rows)
+        batch = _batch(step, wanted)
+        started = time.perf_counter()
+        result = self._call_proposer(self.proposer.propose, batch)
+        self.counters.count_propose(time.perf_counter() - started)
+        if result is _RAISED:
+            drafts = Drafts.empty(len(batch))
+        else:
+            drafts = validated(result, batch, self.engine.vocab_size, self._fault)
+            drafts = _without_tail(drafts, wanted.states)
+        for state in wanted.states:
+            state.num_shown = state.num_tokens
+        self._judge(bool(drafts.lengths.any()))
+        self._notify("drafts_proposed", batch=batch, drafts=drafts)
+        return _spread(drafts, wanted.positions, num_rows)
+
+    # -- faults -----------------------------------------------------------------------------
+
+    def _call_proposer(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return method(*arguments)
+        except Exception as error:
+            self._fault(f"{method.__name__} raised {type(error).__name__}", str(error), error)
+            return _RAISED
+
+    def _fault(self, kind: str, detail: str, error: BaseException | None = None) -> None:
+        """Count a fault; log the first of each kind, so that a log cannot be flooded."""
+        self._step_faults += 1
+        self.counters.num_faults += 1
+        if kind not in self._faults_seen:
+            self._faults_seen.add(kind)
+            logger.error(
+                "proposer '%s': %s: %s. The request goes on without a draft; further faults of "
+                "this kind are counted, not logged.",
+                self.name, kind, detail, exc_info=error,
+            )  # fmt: skip
+
+    def _judge(self, drafted: bool) -> None:
+        """Switch off a proposer that only fails: a step with a usable draft is no failure."""
+        failed = self._step_faults > 0 and not drafted
+        self._failed_steps = self._failed_steps + 1 if failed else 0
+        self._step_faults = 0
+        if self._failed_steps >= self.settings.max_consecutive_faults:
+            self.counters.switched_off = True
+            logger.error(
+                "proposer '%s' failed in %d steps in a row and is switched off for this process; "
+                "the engine goes on without speculation.",
+                self.name, self._failed_steps,
+            )  # fmt: skip
+
+    # -- reporting --------------------------------------------------------------------------
+
+    def _notify(self, event: str, **arguments: Any) -> None:
+        for observer in self._observers[event]:
+            try:
+                observer(proposer=self.name, **arguments)
+            except Exception as error:
+                kind = f"hook specplug_{event} raised {type(error).__name__}"
+                if kind not in self._faults_seen:
+                    self._faults_seen.add(kind)
+                    logger.exception("%s; it is called again, but not logged again.", kind)
+
+    def _log_at_interval(self) -> None:
+        interval = self.settings.log_interval_seconds
+        now = time.monotonic()
+        if interval and now - self._last_log >= interval:
+            self._last_log = now
+            self.log()
+
+    def log(self) -> None:
+        """Log the counters; only rank 0 does, for the others count the same."""
+        if self.engine.rank == 0:
+            logger.info("proposer '%s': %s", self.name, self.counters)
+
+    def close(self) -> None:
+        """Log the counters a last time and let the proposer release what it holds."""
+        if self not in _running:
+            return
+        self.log()
+        for request_id in list(self._states):
+            self.end(request_id)
+        self._call_proposer(self.proposer.close)
+        _running.discard(self)
+
+
+def _close(reference: weakref.ref[Runtime]) -> None:
+    runtime = reference()
+    if runtime is not None:
+        runtime.close()
+
+
+def _until_stop(new: list[int], state: _State) -> list[int]:
+    """Cut behind the first stop token: the engine throws away what follows."""
+    stops = state.arrival.stop_token_ids
+    if stops and not stops.isdisjoint(new):
+        first_that_counts = state.num_prompt_tokens + state.arrival.min_output_tokens - 1
+        for i, token in enumerate(new):
+            if token in stops and state.num_tokens + i >= first_that_counts:
+                state.silent = True
+                return new[: i + 1]
+    return new
+
+
+def _without_tail(drafts: Drafts, states: Iterable[_State]) -> Drafts:
+    """Cut drafts behind a stop token: nothing after it can be kept."""
+    for i, state in enumerate(states):
+        stops = state.arrival.stop_token_ids
+        length = int(drafts.lengths[i])
+        if stops and length:
+            for j, token in enumerate(drafts.token_ids[i, :length].tolist()):
+                if token in stops:
+                    drafts.lengths[i] = j + 1
+                    break
+    return drafts
+
+
+def _batch(step: Step, wanted: _Wanted) -> Batch:
+    states = wanted.states
+    token_ids = step.token_ids.view()
+    token_ids.flags.writeable = False
+
+    def column(values: Iterable[int]) -> Int32Array:
+        return np.fromiter(values, np.int32, len(states))
+
+    return Batch(
+        request_ids=[state.request.id for state in states],
+        slots=column(state.request.slot for state in states),
+        token_ids=token_ids,
+        rows=np.asarray(step.rows, np.int32)[wanted.positions],
+        num_tokens=column(state.num_tokens for state in states),
+        num_new_tokens=column(state.num_tokens - state.num_shown for state in states),
+        num_prompt_tokens=column(state.num_prompt_tokens for state in states),
+        max_draft_tokens=column(wanted.limits),
+    )
+
+
+def _spread(drafts: Drafts, positions: list[int], num_rows: int) -> Drafts:
+    """Put the drafts of some rows in their places among all rows of the engine's batch."""
+    if len(positions) == num_rows:
+        return drafts
+    spread = Drafts.empty(num_rows, drafts.token_ids.shape[1])
+    spread.token_ids[positions] = drafts.token_ids
+    spread.lengths[positions] = drafts.lengths
+    return spread
