@@ -181,7 +181,7 @@ class NgramIndex:
         """Draft for every request from the first ``source_ends[i]`` of its own tokens."""
         slots = batch.slots
         # A table more than half full would be slow to search.
-        for i in np.flatnonzero(2 * source_ends > self._capacities[slots]):
+        for i in np.flatnonzero(2 * source_ends >= self._capacities[slots]):
             self._grow(int(slots[i]), int(source_ends[i]))
         indexed = self._indexed[slots]
         drafts = Drafts.empty(len(batch), int(batch.max_draft_tokens.max()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveInt, ValidationError
 from pydantic_core import PydanticUndefined
@@ -58,8 +59,16 @@ def describe(model: type[BaseModel]) -> list[OptionInfo]:
 
 
 def _type_name(annotation: Any) -> str:
-    name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return name.replace("typing.", "")
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_name(arguments[0])
+    if origin in (Union, UnionType):
+        return " | ".join(map(_type_name, arguments))
+    if origin is Literal:
+        return " | ".join(map(repr, arguments))
+    if annotation is NoneType:
+        return "None"
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 def _default(info: Any) -> str:
@@ -105,7 +114,7 @@ def _explain(model: type[BaseModel], error: ValidationError | TypeError, where: 
                 f"(type {info.type}, default {info.default})."
             )
         else:
-            problems.append(f"{item['msg']}.")
+            problems.append(f"{item['msg'].removeprefix('Value error, ')}.")
     return f"{where}: " + " ".join(problems)
 
 

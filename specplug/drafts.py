@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ def validated(result: Any, batch: Batch, vocab_size: int, report: ReportFault) -
     A draft is cut at its limit, silently, and before its first invalid token, which is
     reported. A request whose row is unusable gets an empty draft and costs the others nothing.
     """
-    if isinstance(result, Drafts):
-        drafts = _checked_columns(result, batch, report)
-    else:
-        drafts = _checked_rows(result, batch, report)
+    check = _checked_columns if isinstance(result, Drafts) else _checked_rows
+    try:
+        drafts = check(result, batch, report)
+    except Exception as error:  # a container may fail while it is read
+        report(f"result raised {type(error).__name__} when read", shown(error))
+        return Drafts.empty(len(batch))
     return _cut_invalid(drafts, batch.max_draft_tokens, vocab_size, report)
 
 
@@ -41,15 +44,19 @@ def _checked_columns(drafts: Drafts, batch: Batch, report: ReportFault) -> Draft
                 f"Drafts.{label} has shape {array.shape} for {n} requests",
             )
             return Drafts.empty(n)
+    ids, lengths = np.asarray(ids), np.asarray(lengths)  # subclasses index differently
     width = ids.shape[1]
-    if drafts.scores is not None and np.shape(drafts.scores) != ids.shape:
-        report("scores of wrong shape", f"Drafts.scores is not of shape {ids.shape}")
-        drafts = replace(drafts, scores=None)
+    scores = drafts.scores
+    if scores is not None and not (
+        isinstance(scores, np.ndarray) and scores.dtype.kind == "f" and scores.shape == ids.shape
+    ):
+        report("scores not floats beside the tokens", f"expected floats of shape {ids.shape}")
+        scores = None
     outside = (lengths < 0) | (lengths > width)
     if outside.any():
         report("length outside the draft", f"a length is not in [0, {width}]")
         lengths = np.where(outside, 0, lengths)
-    return replace(drafts, lengths=lengths)
+    return replace(drafts, token_ids=ids, lengths=lengths, scores=scores)
 
 
 def _checked_rows(result: Any, batch: Batch, report: ReportFault) -> Drafts:
@@ -61,7 +68,7 @@ def _checked_rows(result: Any, batch: Batch, report: ReportFault) -> Drafts:
         )
         return Drafts.empty(n)
     limits = batch.max_draft_tokens.tolist()
-    rows = [_row(row, limit, report) for row, limit in zip(result, limits, strict=True)]
+    rows = [_readable_row(row, limit, report) for row, limit in zip(result, limits, strict=True)]
     drafts = Drafts.empty(n, max(map(len, rows), default=0))
     for i, row in enumerate(rows):
         drafts.token_ids[i, : len(row)] = row
@@ -69,9 +76,17 @@ def _checked_rows(result: Any, batch: Batch, report: ReportFault) -> Drafts:
     return drafts
 
 
+def _readable_row(row: Any, limit: int, report: ReportFault) -> list[int]:
+    try:
+        return _row(row, limit, report)
+    except Exception as error:
+        report(f"row raised {type(error).__name__} when read", shown(error))
+        return []
+
+
 def _row(row: Any, limit: int, report: ReportFault) -> list[int]:
     if isinstance(row, Exception):
-        report(f"raised {type(row).__name__}", str(row))
+        report(f"raised {type(row).__name__}", shown(row))
         return []
     if isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "iu":
         row = row[:limit].tolist()
@@ -79,7 +94,7 @@ def _row(row: Any, limit: int, report: ReportFault) -> list[int]:
         report("row is not a sequence", f"a draft is {_describe(row)}, expected token ids")
         return []
     ids: list[int] = []
-    for token in row[:limit]:
+    for token in islice(row, limit):
         if isinstance(token, bool) or not isinstance(token, int | np.integer):
             report("token is not an integer", f"a draft holds {_describe(token)}")
             break
@@ -110,5 +125,13 @@ def _cut_invalid(
 
 
 def _describe(value: Any) -> str:
-    text = repr(value)
+    text = shown(value, repr)
     return f"{type(value).__name__} {text[:60]}{'…' if len(text) > 60 else ''}"
+
+
+def shown(value: Any, form: Callable[[Any], str] = str) -> str:
+    """Return ``form(value)``, also for objects that fail to say what they are."""
+    try:
+        return form(value)
+    except Exception:
+        return f"({type(value).__name__} that cannot be shown)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isnan
 
 
 @dataclass(slots=True)
@@ -67,18 +68,23 @@ class Counters:
         return 1 + _ratio(self.num_accepted_tokens, self.num_steps)
 
     def __str__(self) -> str:
-        per_call = _ratio(self.propose_seconds * 1e6, self.num_propose_calls)
+        microseconds = _ratio(self.propose_seconds * 1e6, self.num_propose_calls)
+        longest = self.longest_propose_seconds * 1e3
         text = (
             f"{self.num_requests} requests, {self.num_steps} steps, {self.num_drafts} drafts, "
             f"{self.num_draft_tokens} drafted, {self.num_accepted_tokens} accepted, "
-            f"acceptance rate {self.acceptance_rate:.1%}, "
-            f"mean acceptance length {self.mean_acceptance_length:.2f}, "
-            f"tokens per step {self.tokens_per_step:.2f}, "
-            f"propose {per_call:.0f} µs per call (longest {self.longest_propose_seconds * 1e3:.1f}"
-            f" ms), {self.num_faults} faults"
+            f"acceptance rate {_shown(self.acceptance_rate, '.1%')}, "
+            f"mean acceptance length {_shown(self.mean_acceptance_length, '.2f')}, "
+            f"tokens per step {_shown(self.tokens_per_step, '.2f')}, "
+            f"propose {_shown(microseconds, '.0f')} µs per call (longest {longest:.1f} ms), "
+            f"{self.num_faults} faults"
         )
         return text + (", SWITCHED OFF" if self.switched_off else "")
 
 
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else float("nan")
+
+
+def _shown(value: float, form: str) -> str:
+    return "-" if isnan(value) else format(value, form)

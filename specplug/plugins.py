@@ -123,6 +123,8 @@ class PluginManager:
         if spec is not None:
             self._claim([spec], origin)
             return
+        if self._pluggy.has_plugin(origin.key):
+            raise PluginError(f"plugin {origin} is registered already.")
         try:
             self._pluggy.register(plugin, name=origin.key)
             # pluggy checks only hooks it has specifications for; a misspelt one is an error too.
@@ -203,7 +205,8 @@ class PluginManager:
                 f"provide (it provides {_names(provides) or 'nothing beyond tokens'})."
             )
         for implementation in self.implementations("specplug_options"):
-            options = _call(implementation, {"name": name, "options": options}) or options
+            replaced = _call(implementation, {"name": name, "options": options})
+            options = options if replaced is None else replaced
         validated = validate(spec.options, options, f"options of the proposer '{name}'")
         proposer = _factory(registered)(validated)
         if not isinstance(proposer, Proposer):

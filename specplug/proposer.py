@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from specplug.errors import OptionError
 
@@ -287,6 +287,13 @@ class ProposerSpec:
                 hint="A name begins with a lower-case letter and goes on with lower-case "
                 "letters, digits and underscores: engines accept nothing else in their flag.",
             )
+        try:
+            self.request_options()
+        except ValidationError as error:
+            raise OptionError(
+                f"The per-request options of '{self.name}' need defaults: {error}",
+                hint="Most requests set none.",
+            ) from None
 
 
 def proposer(*, name: str = "", summary: str = "") -> Callable[[_F], _F]:

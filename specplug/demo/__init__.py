@@ -1,0 +1,1 @@
+"""``specplug demo``: what proposers are worth in a real engine, on this machine."""

@@ -1,0 +1,123 @@
+"""Helpers that several test files share: small factories, handed out as fixtures.
+
+The factories keep no state, so they are session-scoped and can be used inside ``@given``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings as hypothesis_settings
+
+from specplug import Batch, EngineInfo, PluginManager, ProposerSpec, Runtime
+from specplug.config import Settings
+
+ROOT = Path(__file__).parent.parent
+
+# A busy machine is no reason to fail.
+hypothesis_settings.register_profile("specplug", deadline=None)
+hypothesis_settings.load_profile("specplug")
+
+
+def _make_engine(**changes):
+    standard = {
+        "backend": "test",
+        "vocab_size": 100,
+        "max_model_len": 64,
+        "max_num_seqs": 8,
+        "num_speculative_tokens": 4,
+    }
+    return EngineInfo(**standard | changes)
+
+
+def _make_runtime(proposer, *plugins, engine=None, settings=None, **spec):
+    """Return a runtime that drives ``proposer`` (an object), with the hooks of ``plugins``."""
+    manager = PluginManager(discover=False)
+    manager.add(ProposerSpec(name="tested", factory=lambda _: proposer, **spec))
+    for plugin in plugins:
+        manager.add(plugin)
+    return Runtime("tested", engine or _make_engine(), Settings(**settings or {}), manager)
+
+
+def _make_batch(texts, limits=None, *, slots=None, rows=None, new=None, prompts=None):
+    """Return a batch of token lists; by default each is new, and all of it is prompt."""
+    n = len(texts)
+    rows = list(range(n)) if rows is None else rows
+    sizes = [len(text) for text in texts]
+
+    def column(values):
+        return np.array(values, np.int32).reshape(n)
+
+    token_ids = np.full((max(rows, default=0) + 1, max(sizes, default=1)), 99, np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        token_ids[row, : len(text)] = text
+    token_ids.flags.writeable = False
+    return Batch(
+        request_ids=[f"r{i}" for i in range(n)],
+        slots=column(range(n) if slots is None else slots),
+        token_ids=token_ids,
+        rows=column(rows),
+        num_tokens=column(sizes),
+        num_new_tokens=column(sizes if new is None else new),
+        num_prompt_tokens=column(sizes if prompts is None else prompts),
+        max_draft_tokens=column([4] * n if limits is None else limits),
+    )
+
+
+@pytest.fixture(scope="session")
+def make_engine():
+    return _make_engine
+
+
+@pytest.fixture(scope="session")
+def make_runtime():
+    return _make_runtime
+
+
+@pytest.fixture(scope="session")
+def make_batch():
+    return _make_batch
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """Run code in a fresh interpreter, from the repository's root; returns what it printed."""
+
+    def run(code: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Fabricate an installed distribution: its metadata, entry points and modules."""
+    made: set[str] = set()
+
+    def make(name, version="1.0", *, entries, group="specplug", **modules):
+        folder = tmp_path / name
+        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = [f"[{group}]", *(f"{entry} = {target}" for entry, target in entries.items())]
+        (info / "entry_points.txt").write_text("\n".join(lines))
+        for module, source in modules.items():
+            (folder / f"{module}.py").write_text(source)
+            made.add(module)
+            sys.modules.pop(module, None)
+        if str(folder) not in sys.path:
+            monkeypatch.syspath_prepend(str(folder))
+        importlib.invalidate_caches()
+
+    yield make
+    for module in made:
+        sys.modules.pop(module, None)

@@ -1,0 +1,119 @@
+"""``vllm serve`` with the flags of the README: workers in processes of their own."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+START_SECONDS = 300
+PROMPT = "the parser reads a file and the writer writes the file that the parser reads"
+
+
+def post(port, path, **body):
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.load(response)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@contextmanager
+def server(model, log, *flags):
+    port = free_port()
+    arguments = [
+        "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
+        "--max-model-len", "256", "--enforce-eager", "--served-model-name", "tiny", *flags,
+    ]  # fmt: skip
+    environment = {
+        **os.environ,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+    }
+    with log.open("w") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vllm.entrypoints.cli.main", *arguments],
+            stdout=sink, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
+        )  # fmt: skip
+        try:
+            wait_until_healthy(process, port, log)
+            yield port
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(60)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_until_healthy(process, port, log):
+    for _ in range(START_SECONDS):
+        if process.poll() is not None:
+            break
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+        except OSError:
+            time.sleep(1)
+        else:
+            return
+    pytest.fail("the server did not start:\n" + "\n".join(log.read_text().splitlines()[-40:]))
+
+
+def completions(port):
+    """Answer a few requests, some at a time: plain, with per-request options, with bad ones."""
+    extras = [
+        {},
+        {"specplug_num_speculative_tokens": 0},
+        {"specplug_num_speculative_tokens": 1},
+        {"specplug_num_speculative_tokens": "many"},
+    ]
+
+    def ask(i):
+        body = {
+            "model": "tiny", "prompt": f"{PROMPT} {i // len(extras)}", "max_tokens": 60,
+            "temperature": 0, "ignore_eos": True, "vllm_xargs": extras[i % len(extras)],
+        }  # fmt: skip
+        return post(port, "/v1/completions", **body)["choices"][0]["text"]
+
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(ask, range(8)))
+
+
+def test_served_text_is_the_same_and_the_log_says_what_was_gained(tiny_model, tmp_path):
+    log = tmp_path / "plain.log"
+    with server(tiny_model, log) as port:
+        plain = completions(port)
+    assert "specplug can be selected" in log.read_text(), "the general plugin was not called"
+
+    log = tmp_path / "speculative.log"
+    config = {"model": "specplug.vllm.ngram", "num_speculative_tokens": 4}
+    settings = {"specplug": {"options": {"min_n": 1}, "log_interval_seconds": 0.5}}
+    with server(
+        tiny_model, log,
+        "--speculative-config", json.dumps(config),
+        "--additional-config", json.dumps(settings),
+    ) as port:  # fmt: skip
+        assert completions(port) == plain
+
+    lines = log.read_text().splitlines()
+    counters = [line for line in lines if "specplug proposer 'ngram': " in line]
+    assert len(counters) >= 2, "logged at an interval and at shutdown"
+    assert "8 requests" in counters[-1] and " 0 faults" in counters[-1]
+    assert " 0 accepted" not in counters[-1]
+    assert sum("without its options" in line for line in lines) == 2
