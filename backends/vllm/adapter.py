@@ -1,21 +1,19 @@
-"""The drafter that vLLM's V1 model runner builds, and how it learns what vLLM does not pass it.
+"""The drafter that vLLM's V1 model runner builds: translates its steps for the runtime.
 
 vLLM calls ``propose`` without request ids, sampling parameters, or word of requests that begin
-and end. The runner knows all of it, so its ``_update_states``, which runs first in every step,
-is wrapped when a specplug drafter is built: in this process, for this class, and never before.
-``_sample`` is wrapped too, so that a step without drafts costs what it costs without speculation.
+and end. The runner knows all of it, and ``wraps`` brings it here as :meth:`Drafter.follow`.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from specplug.backends.vllm import compat
+from specplug.backends.vllm import wraps
 from specplug.config import Settings, validate
 from specplug.errors import OptionError
 from specplug.plugins import PluginManager
@@ -56,7 +54,7 @@ class Drafter:
             (vllm_config.additional_config or {}).get(SECTION, {}),
             f"the '{SECTION}' section of --additional-config",
         )
-        _check_engine(settings)
+        wraps.install(Drafter, vllm_config, allow_untested=settings.allow_untested_engine)
         self._runtime = Runtime(self.proposer_name, _engine_info(vllm_config), settings)
         self._runner: Any = None
         self._scheduled: Any = None
@@ -170,48 +168,6 @@ def _load_tokenizer(model_config: Any) -> Any:
         revision=model_config.tokenizer_revision,
         trust_remote_code=model_config.trust_remote_code,
     )
-
-
-def _check_engine(settings: Settings) -> None:
-    import vllm
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    compat.check_version(vllm.__version__, allow_untested=settings.allow_untested_engine)
-    if not hasattr(GPUModelRunner._update_states, "__wrapped__"):
-        compat.check_runner(GPUModelRunner)
-        GPUModelRunner._update_states = _followed(GPUModelRunner._update_states)
-        GPUModelRunner._sample = _plain_without_drafts(GPUModelRunner._sample)
-
-
-def _plain_without_drafts(sample: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``_sample`` so that a step that verifies nothing samples as without speculation.
-
-    vLLM 0.32 runs its rejection sampler even then, which costs time and, on a CPU, fails for
-    requests with ``top_k``. Releases before it do what this does.
-    """
-
-    @functools.wraps(sample)
-    def wrapper(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
-        ours = isinstance(getattr(self, "drafter", None), Drafter)
-        if ours and spec_decode_metadata and not any(spec_decode_metadata.num_draft_tokens):
-            spec_decode_metadata = None
-        return sample(self, logits, spec_decode_metadata)
-
-    return wrapper
-
-
-def _followed(update_states: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``_update_states`` so that a specplug drafter follows each step of its runner."""
-
-    @functools.wraps(update_states)
-    def wrapper(self: Any, scheduler_output: Any) -> Any:
-        result = update_states(self, scheduler_output)
-        drafter = getattr(self, "drafter", None)
-        if isinstance(drafter, Drafter):
-            drafter.follow(self, scheduler_output)
-        return result
-
-    return wrapper
 
 
 def _share_log_handlers() -> None:

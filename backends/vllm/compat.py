@@ -19,7 +19,6 @@ _RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 _EXPECTED = {
     "_update_states": ["self", "scheduler_output"],
     "_sample": ["self", "logits", "spec_decode_metadata"],
-    "propose_draft_token_ids": ["self", "scheduler_output", "sampled_token_ids"],
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from harness import PROMPTS, STRATEGIES, assert_counters_agree, sampling, strategy_for
 from testproposers import Random, Switch
 
-SMALL = {"num_gpu_blocks_override": 18, "block_size": 16, "enable_prefix_caching": False}
+SMALL = {"num_gpu_blocks_override": 10, "block_size": 32, "enable_prefix_caching": False}
 LORA = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1}
 
 
