@@ -8,9 +8,16 @@ quotes the prompt.
 from __future__ import annotations
 
 import numpy as np
+from pydantic import Field, PositiveInt
 
 from specplug.proposer import Batch, Drafts, ProposerSpec
 from specplug.proposers.ngram import LookupOptions, LookupProposer
+
+
+class PromptLookupOptions(LookupOptions):
+    """Which matches count: in a prompt alone, two equal tokens are mostly chance."""
+
+    min_n: PositiveInt = Field(3, description="The shortest match, in tokens.")
 
 
 class PromptLookupProposer(LookupProposer):
@@ -24,7 +31,7 @@ class PromptLookupProposer(LookupProposer):
 SPEC = ProposerSpec(
     name="prompt_lookup",
     factory="specplug.proposers.prompt_lookup:PromptLookupProposer",
-    options=LookupOptions,
+    options=PromptLookupOptions,
     summary="Continues the longest match of the last tokens in the prompt.",
     install_hint="Install what it needs with: pip install 'specplug[compiled]'.",
 )

