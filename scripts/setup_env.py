@@ -91,24 +91,30 @@ def show(line: str) -> None:
         print(f"\r\033[K      {line[:width]}", end="", flush=True)
 
 
-def install(*arguments: str, hint: str = "") -> None:
+def install(*arguments: str) -> None:
     """Install, or end with the log's last lines."""
     if not pip("install", *arguments):
-        tail = "\n".join("  " + line for line in LOG.read_text().splitlines()[-15:])
-        sys.exit(f"\nThe installation failed. The end of {LOG}:\n{tail}\n{hint}")
+        fail()
+
+
+def fail(hint: str = "") -> None:
+    """End, with the log's last lines."""
+    tail = "\n".join("  " + line for line in LOG.read_text().splitlines()[-15:])
+    sys.exit(f"\nThe installation failed. The end of {LOG}:\n{tail}\n{hint}")
 
 
 def install_cpu_engine() -> None:
     """Install vLLM's CPU build, which needs torch's own: not every package index has that."""
     wanted = [CPU_ENGINE, *(["intel-openmp"] if platform.machine() == "x86_64" else [])]
-    if not pip("install", *wanted):
-        index = os.environ.get(TORCH_INDEX)
-        hint = (
+    index = os.environ.get(TORCH_INDEX)
+    if not pip("install", *wanted) and not (
+        index and pip("install", "--extra-index-url", index, *wanted)
+    ):
+        fail(
             f"If no torch with '+cpu' in its version was found: set {TORCH_INDEX} to the address "
             "of PyTorch's CPU package index, which vLLM's CPU installation guide names, and run "
             "this again."
         )
-        install(*(["--extra-index-url", index] if index else []), *wanted, hint=hint)
     # These come in versions that do not match its torch, and transformers then fails.
     pip("uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
 

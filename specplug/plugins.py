@@ -104,7 +104,7 @@ class PluginManager:
                 continue
             try:
                 self._add(entry.load(), origin)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._report(origin, error)
 
     def add(self, plugin: Any, *, origin: str = "this process", entry: str = "") -> None:
@@ -147,7 +147,7 @@ class PluginManager:
         for spec in specs:
             self._claims.setdefault(spec.name, []).append(Registered(spec, origin))
 
-    def _report(self, origin: Origin, error: Exception) -> None:
+    def _report(self, origin: Origin, error: BaseException) -> None:
         problem = Problem(origin, f"{type(error).__name__}: {error}")
         self.problems.append(problem)
         logger.warning("specplug plugin left out: %s", problem)
@@ -205,7 +205,13 @@ class PluginManager:
                 f"provide (it provides {_names(provides) or 'nothing beyond tokens'})."
             )
         for implementation in self.implementations("specplug_options"):
-            replaced = _call(implementation, {"name": name, "options": options})
+            try:
+                replaced = _call(implementation, {"name": name, "options": options})
+            except Exception as error:
+                raise PluginError(
+                    f"The hook specplug_options of {implementation.plugin_name} raised "
+                    f"{type(error).__name__}: {error}."
+                ) from error
             options = options if replaced is None else replaced
         validated = validate(spec.options, options, f"options of the proposer '{name}'")
         proposer = _factory(registered)(validated)

@@ -276,6 +276,8 @@ class Runtime:
     def _take_in(
         self, state: _State, new: list[int], draft: Sequence[int], verified: _Verified
     ) -> None:
+        if not new:
+            return
         new = _until_stop(new, state)
         accepted = 0
         for drafted, actual in zip(draft, new, strict=False):

@@ -119,6 +119,14 @@ def test_the_verdict_names_the_best_and_where_it_lost():
     assert "lost nowhere" in report.verdict(summary_of(everywhere))
 
 
+def test_a_busy_machine_is_said():
+    busy = generations("none", edit=[2.0, 5.0], tale=[2.0, 2.6])
+    steady = generations("none", edit=[2.0, 2.1], tale=[2.0, 2.2])
+    fast = generations("fast", edit=[1.0, 9.0], tale=[1.0, 9.0])  # does not count
+    assert "1.9 times as fast" in report.caution([*busy, *fast])
+    assert report.caution([*steady, *fast]) == ""
+
+
 def test_json_has_null_where_there_is_no_number():
     found = json.loads(json.dumps(report.as_json(summary_of(), PLAIN), allow_nan=False))
     assert found["methods"][0]["acceptance_rate"] is None

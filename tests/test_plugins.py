@@ -179,6 +179,7 @@ def specplug_proposers():
     [
         ("import no_such_package_x", "bad_m:SPEC", "no_such_package_x"),
         ("def f(:", "bad_m:SPEC", "SyntaxError"),
+        ("import sys; sys.exit(3)", "bad_m:SPEC", "SystemExit"),
         ("raise KeyError('ouch')", "bad_m:SPEC", "KeyError"),
         ("", "bad_m:MISSING", "MISSING"),
         ("", "bad_missing_m:SPEC", "bad_missing_m"),
@@ -498,3 +499,16 @@ def test_what_an_options_hook_returns_is_validated(manager):
     manager.add(options_plugin(lambda options: {"size": 0}))
     with pytest.raises(OptionError, match="'size'"):
         manager.create("tested", {}, frozenset())
+
+
+def test_an_options_hook_that_raises_is_named():
+    class Watcher:
+        @hookimpl
+        def specplug_options(self, name, options):
+            raise KeyError("no such thing")
+
+    manager = PluginManager(discover=False)
+    manager.add(ProposerSpec("p", factory=lambda options: None))
+    manager.add(Watcher(), origin="watchers", entry="w")
+    with pytest.raises(PluginError, match="watchers:w raised KeyError"):
+        manager.create("p", {}, frozenset())

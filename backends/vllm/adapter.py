@@ -58,12 +58,20 @@ class Drafter:
         self._runtime = Runtime(self.proposer_name, _engine_info(vllm_config), settings)
         self._runner: Any = None
         self._scheduled: Any = None
+        self._gave_up = False
 
     def load_model(self, target_model: Any) -> None:
         """Nothing to load: what a proposer needs, it got in ``prepare``."""
 
     def follow(self, runner: Any, scheduler_output: Any) -> None:
         """Learn, at the start of a step, which requests end, which begin, what is verified."""
+        if not self._gave_up:
+            try:
+                self._follow(runner, scheduler_output)
+            except Exception:
+                self._give_up()
+
+    def _follow(self, runner: Any, scheduler_output: Any) -> None:
         if self._runner is None:
             self._runner = runner
             # vLLM drafts nothing for the whole batch as soon as one request is within K tokens of
@@ -92,6 +100,24 @@ class Drafter:
             token_ids_cpu: int32 ``[max_num_reqs, max_model_len]``.
             slot_mappings: unused; for proposers with a KV cache.
         """
+        if not self._gave_up:
+            try:
+                return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            except Exception:
+                self._give_up()
+        return [[] for _ in sampled_token_ids]
+
+    def _give_up(self) -> None:
+        """Serve on without drafts: vLLM does not guard these calls, so an error ends its engine."""
+        self._gave_up = True
+        logger.exception("specplug failed and drafts no more; please report this. vLLM goes on.")
+
+    def _propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Sequence[int],
+        token_ids_cpu: Int32Array,
+    ) -> list[list[int]]:
         num_rows = len(sampled_token_ids)
         drafts = self._runtime.step(
             Step(

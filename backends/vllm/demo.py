@@ -36,6 +36,8 @@ def serve() -> None:
     # The engine prints too: that goes to the log, which is standard error.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    # It would outrank the size given below: the demo's engines are small, and there are many.
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     llm = _start(**json.loads(sys.stdin.readline()))
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:

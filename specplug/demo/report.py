@@ -13,6 +13,9 @@ from rich.table import Table
 from specplug.demo.prompts import Prompt
 from specplug.metrics import Counters
 
+UNSTEADY = 1.25
+"""The same work this many times slower in another round means that others used the machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -179,6 +182,27 @@ def differences(summaries: Iterable[Summary]) -> str:
         if not one.identical
     ]
     return f"TEXT DIFFERS from no speculation with: {', '.join(wrong)}." if wrong else ""
+
+
+def caution(generations: Iterable[Generation]) -> str:
+    """Say so if the machine was too busy for the ratios to mean much, or return an empty string.
+
+    Judged by how much no speculation's own speed on a prompt differed between rounds.
+    """
+    speeds: dict[str, list[float]] = {}
+    plain = None
+    for one in generations:
+        plain = plain or one.method
+        if one.method == plain:
+            speeds.setdefault(one.prompt, []).append(one.tokens_per_second)
+    spread = median(max(rounds) / min(rounds) for rounds in speeds.values())
+    if spread < UNSTEADY:
+        return ""
+    return (
+        "The machine was busy: without speculation the same prompt ran "
+        f"typically {spread:.1f} times as fast in one round as in another. The ratios are rough; "
+        "a quiet machine or more --rounds would help."
+    )
 
 
 def as_json(summaries: Iterable[Summary], generations: Iterable[Generation]) -> dict[str, Any]:

@@ -133,6 +133,8 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
         f"{settings.rounds} rounds; each round ran all methods in turn."
     )
     console.print(report.verdict(summaries), style="bold")
+    if busy := report.caution(generations):
+        console.print(busy, style="yellow")
     if wrong := report.differences(summaries):
         console.print(wrong, style="bold red")
     if settings.json_path:

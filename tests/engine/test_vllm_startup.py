@@ -73,6 +73,25 @@ def test_a_proposer_that_only_fails_is_switched_off(start, tiny_model, caplog):
     assert engine.runtime.num_requests == engine.runtime.proposer.usage().num_requests == 0
 
 
+@pytest.mark.parametrize("method", ["begin", "step"])
+def test_a_fault_of_specplug_itself_ends_no_engine(start, tiny_model, monkeypatch, caplog, method):
+    from vllm import SamplingParams
+
+    from specplug import Runtime
+
+    def broken(*arguments):
+        raise KeyError("a bug")
+
+    engine = start(tiny_model, "ngram")
+    monkeypatch.setattr(Runtime, method, broken)
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    outputs = engine.generate(["x", "y", "z"], params)
+
+    assert [len(output.tokens) for output in outputs] == [10] * 3
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("specplug failed and drafts no more" in message for message in told) == 1
+
+
 def test_without_specplug_the_same_failure_ends_the_engine(start, tiny_model):
     """The contrast: vLLM does not guard a custom proposer."""
     from vllm import LLM, SamplingParams
