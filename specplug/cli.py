@@ -78,7 +78,7 @@ def demo(
     engine: Annotated[DemoEngine, typer.Option(help="The engine to run.")] = DemoEngine.VLLM,
     proposer: Annotated[
         list[str], typer.Option(help="A proposer to compare; may be given several times.")
-    ] = ["ngram", "prompt_lookup"],  # noqa: B006 (typer makes a copy)
+    ] = ["ngram", "suffix"],  # noqa: B006 (typer makes a copy)
     model: Annotated[
         Path | None,
         typer.Option(
@@ -106,6 +106,64 @@ def demo(
     )
     if not run_demo(settings, Console(highlight=False, soft_wrap=True)):
         raise typer.Exit(1)
+
+
+@app.command("replay")
+def replay_records(
+    files: Annotated[
+        list[Path], typer.Argument(exists=True, dir_okay=False, help="Recorded requests, JSONL.")
+    ],
+    proposer: Annotated[
+        list[str],
+        typer.Option(help="A proposer, perhaps with options: suffix:min_confidence=0.1"),
+    ] = ["ngram", "suffix"],  # noqa: B006 (typer makes a copy)
+    num_speculative_tokens: Annotated[
+        str, typer.Option(help="The most draft tokens per step; several with commas between.")
+    ] = "8",
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="How many requests are served at a time.")
+    ] = 1,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="A tokenizer.json: the requests are recorded as text."
+        ),
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Of the model; by default what the requests need.")
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the measurements to this file.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the measurements into this file (.png, .svg, ...).")
+    ] = None,
+) -> None:
+    """Measure proposers on recorded requests: no model, no engine."""
+    from specplug.replay.command import ReplaySettings, run_replay
+
+    settings = ReplaySettings(
+        files=files,
+        proposers=proposer,
+        num_speculative_tokens=_numbers(num_speculative_tokens),
+        concurrency=concurrency,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        json_path=json_path,
+        picture=picture,
+    )
+    if not run_replay(settings, Console(highlight=False, soft_wrap=True)):
+        raise typer.Exit(1)
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(part) for part in text.split(",") if part.strip().isdecimal()]
+    if len(numbers) != len(text.split(",")) or min(numbers) < 1:
+        raise typer.BadParameter(
+            f"'{text}' is no list of numbers above 0, such as 4,8,16.",
+            param_hint="--num-speculative-tokens",
+        )
+    return numbers
 
 
 def inventory(plugins: PluginManager) -> dict[str, Any]:

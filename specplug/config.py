@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -14,6 +15,8 @@ from specplug.errors import OptionError, nearest
 from specplug.proposer import Options, RequestOptions
 
 _M = TypeVar("_M", bound=BaseModel)
+
+_SHORT_NAMES = {NoneType: "None", Ellipsis: "..."}
 
 REQUEST_PREFIX = "specplug_"
 """Marks specplug's keys among an engine's free-form per-request arguments."""
@@ -31,6 +34,14 @@ class Settings(Options):
     )
     log_interval_seconds: NonNegativeFloat = Field(
         60.0, description="How often the counters are logged; 0 for only at shutdown."
+    )
+    record_folder: Path | None = Field(
+        None,
+        description="Where to record requests for `specplug replay`: their prompts and outputs, "
+        "as token ids. They are the users' text.",
+    )
+    record_max_bytes: PositiveInt = Field(
+        10**9, description="The most that a process records, in bytes."
     )
     allow_untested_engine: bool = Field(
         False, description="Start with an engine version outside the tested range."
@@ -66,9 +77,11 @@ def _type_name(annotation: Any) -> str:
         return " | ".join(map(_type_name, arguments))
     if origin is Literal:
         return " | ".join(map(repr, arguments))
-    if annotation is NoneType:
-        return "None"
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    if annotation in _SHORT_NAMES:
+        return _SHORT_NAMES[annotation]
+    if arguments:
+        return f"{origin.__name__}[{', '.join(map(_type_name, arguments))}]"
+    return getattr(annotation, "__name__", str(annotation))
 
 
 def _default(info: Any) -> str:

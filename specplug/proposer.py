@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
@@ -77,6 +77,9 @@ class EngineInfo:
         world_size: the number of tensor-parallel ranks.
         provides: what the engine can give.
         load_tokenizer: returns the target's tokenizer; may be slow, call it once.
+        make_proposer: makes another registered proposer from its name and options, for
+            proposers that are made of others; who asks for it prepares and drives it.
+        shared: for what proposers of this worker hold in common, such as an index.
     """
 
     backend: str
@@ -89,6 +92,10 @@ class EngineInfo:
     world_size: int = 1
     provides: frozenset[Capability] = frozenset()
     load_tokenizer: Callable[[], Any] | None = field(default=None, compare=False)
+    make_proposer: Callable[[str, Mapping[str, Any]], tuple[Proposer, ProposerSpec]] | None = field(
+        default=None, compare=False
+    )
+    shared: dict[Any, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +202,8 @@ class Acceptance:
         new_token_ids: for each request, the tokens that were added to the sequence: the
             accepted ones, then the target's own.
         target_token_ids: for each request, the target's own token at every verified position
-            and the one behind them, where the engine provides ``Capability.TARGET_TOKENS``.
+            and the one behind them, or nothing if nothing was verified. None unless the proposer
+            uses ``Capability.TARGET_TOKENS`` and the engine provides it.
     """
 
     request_ids: Sequence[str]
@@ -220,7 +228,16 @@ class Proposer(ABC):
     logged by the runtime; the request then goes on without a draft. What is drafted must
     follow from the tokens alone (no clock, no unseeded randomness), because every
     tensor-parallel rank drafts for itself.
+
+    Attributes:
+        uses: what the engine should give if it can; read after ``prepare``. What a proposer
+            cannot do without stands in its spec instead.
+        request_options: the model of its per-request options, where only ``prepare`` finds
+            it out; None for the one of its spec.
     """
+
+    uses: frozenset[Capability] = frozenset()
+    request_options: type[RequestOptions] | None = None
 
     def prepare(self, engine: EngineInfo) -> None:  # noqa: B027
         """Get ready: called once, before the first request. Compile and allocate here.

@@ -11,7 +11,8 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
 from multiprocessing.util import Finalize
 from typing import Any
@@ -26,6 +27,7 @@ from specplug.plugins import PluginManager
 from specplug.proposer import (
     Acceptance,
     Batch,
+    Capability,
     Drafts,
     EngineInfo,
     Int32Array,
@@ -33,6 +35,7 @@ from specplug.proposer import (
     Request,
     RequestOptions,
 )
+from specplug.recording import Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +80,8 @@ class Step:
         num_tokens: ``[n]``, the valid tokens of each row, those just sampled included.
         sampled: ``[n]``, whether a request got tokens in this step; False during prefill.
         verified: the drafts that the engine verified in this step, by request id.
+        target_token_ids: for them, the target's own token at every verified position and the
+            one behind them, if the proposer uses that and the engine has it.
         num_speculative_tokens: the most draft tokens per request the engine can take in the
             next step; None for K.
     """
@@ -87,6 +92,7 @@ class Step:
     num_tokens: Sequence[int]
     sampled: Sequence[bool]
     verified: Mapping[str, Sequence[int]]
+    target_token_ids: Mapping[str, Sequence[int]] | None = None
     num_speculative_tokens: int | None = None
 
 
@@ -98,7 +104,8 @@ class _State:
     num_tokens: int  # committed so far
     num_shown: int = 0  # of them, shown to the proposer
     begun: bool = False  # the proposer knows it and is owed an end
-    silent: bool = False  # gets no draft: its begin failed, or a stop token was committed
+    failed: bool = False  # its begin raised: the proposer does not know it
+    silent: bool = False  # gets no draft: failed, or a stop token was committed
 
 
 @dataclass(slots=True)
@@ -129,6 +136,9 @@ class Runtime:
         settings: the user's settings.
         plugins: where to look the name up; by default everything installed.
 
+    Attributes:
+        request_options: the model of what requests may set.
+
     Raises:
         SpecplugError: the name, an option, a capability or a dependency is wrong. Whatever the
             proposer's own ``prepare`` raises passes through: start-up is the time to refuse.
@@ -142,12 +152,13 @@ class Runtime:
         plugins: PluginManager | None = None,
     ) -> None:
         self.name = name
-        self.engine = engine
         self.settings = settings or Settings()
         self.counters = Counters(num_accepted_tokens_per_pos=[0] * engine.num_speculative_tokens)
         plugins = plugins or PluginManager()
         self.proposer, spec = plugins.create(name, self.settings.options, engine.provides)
-        self._request_options = spec.request_options
+        self.engine = replace(
+            engine, make_proposer=partial(plugins.create, provides=engine.provides)
+        )
         self._observers = {
             hook: plugins.observers(f"specplug_{hook}")
             for hook in (
@@ -157,6 +168,9 @@ class Runtime:
         self._learns = type(self.proposer).observe is not Proposer.observe or bool(
             self._observers["drafts_verified"]
         )
+        self._recorder: Recorder | None = None
+        if self.settings.record_folder and engine.rank == 0:
+            self._recorder = Recorder(self.settings.record_folder, self.settings.record_max_bytes)
         self._states: dict[str, _State] = {}
         self._free_slots: list[int] = []
         self._faults_seen: set[str] = set()
@@ -165,18 +179,24 @@ class Runtime:
         self._last_log = time.monotonic()
 
         try:
-            self.proposer.prepare(engine)
+            self.proposer.prepare(self.engine)
         except ImportError as error:
             raise DependencyError(
                 f"The proposer '{name}' needs a package that is not installed: {error}.",
                 hint=spec.install_hint,
             ) from error
-        self._notify("started", engine=engine)
+        self.request_options = self.proposer.request_options or spec.request_options
+        self._uses = (spec.needs | self.proposer.uses) & engine.provides
+        self._notify("started", engine=self.engine)
         # Engine workers end in ways that skip atexit; multiprocessing's own finalizers run.
         Finalize(self, _close, args=(weakref.ref(self),), exitpriority=10)
         _running.add(self)
 
     # -- requests ---------------------------------------------------------------------------
+
+    def uses(self, capability: Capability) -> bool:
+        """Return whether the proposer would make use of something that the engine can give."""
+        return capability in self._uses
 
     @property
     def num_requests(self) -> int:
@@ -202,9 +222,12 @@ class Runtime:
         state = _State(request, arrival, num_prompt_tokens, num_tokens=num_prompt_tokens)
         self._states[arrival.id] = state
         self.counters.num_requests += 1
+        if self._recorder:
+            self._recorder.begin(arrival.id, arrival.prompt_token_ids)
         if not self.counters.switched_off:
             state.begun = True
-            state.silent = self._call_proposer(self.proposer.begin, request) is _RAISED
+            state.failed = self._call_proposer(self.proposer.begin, request) is _RAISED
+            state.silent = state.failed
         self._notify("request_begin", request=request)
 
     def end(self, request_id: str) -> None:
@@ -213,16 +236,18 @@ class Runtime:
         if state is None:
             return
         heappush(self._free_slots, state.request.slot)
+        if self._recorder:
+            self._recorder.end(request_id)
         if state.begun:
             self._call_proposer(self.proposer.end, request_id)
         self._notify("request_end", request_id=request_id)
 
     def _options_of(self, arrival: Arrival) -> RequestOptions:
         try:
-            return request_options(self._request_options, arrival.arguments)
+            return request_options(self.request_options, arrival.arguments)
         except Exception as error:  # a proposer's own model may fail in any way
             logger.warning("specplug serves request %s without its options: %s", arrival.id, error)
-            return self._request_options()
+            return self.request_options()
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -233,7 +258,7 @@ class Runtime:
             Valid drafts, one row per request of ``step``, in its order.
         """
         wanted, verified = self._follow(step)
-        self._observe(verified)
+        self._observe(verified, step.target_token_ids)
         drafts = self._propose(step, wanted)
         self._log_at_interval()
         return drafts
@@ -271,6 +296,8 @@ class Runtime:
         self.begin(state.arrival)
         fresh = self._states[state.request.id]
         fresh.num_tokens = num_tokens
+        if self._recorder:
+            self._recorder.drop(state.request.id)  # its beginning is recorded already
         return fresh
 
     def _take_in(
@@ -288,21 +315,25 @@ class Runtime:
         if state.num_tokens > state.num_prompt_tokens:
             self.counters.count_verified(len(draft), accepted)
         state.num_tokens += len(new)
-        if self._learns:
+        if self._recorder:
+            self._recorder.add(state.request.id, new)
+        if self._learns and not state.failed:
             verified.states.append(state)
             verified.drafts.append(list(draft))
             verified.accepted.append(accepted)
             verified.new.append(new)
 
-    def _observe(self, verified: _Verified) -> None:
+    def _observe(self, verified: _Verified, target: Mapping[str, Sequence[int]] | None) -> None:
         if not verified.states:
             return
+        request_ids = [state.request.id for state in verified.states]
         acceptance = Acceptance(
-            request_ids=[state.request.id for state in verified.states],
+            request_ids=request_ids,
             slots=np.array([state.request.slot for state in verified.states], np.int32),
             draft_token_ids=verified.drafts,
             num_accepted=np.array(verified.accepted, np.int32),
             new_token_ids=verified.new,
+            target_token_ids=[target.get(one, ()) for one in request_ids] if target else None,
         )
         if not self.counters.switched_off:
             self._call_proposer(self.proposer.observe, acceptance)
@@ -397,6 +428,8 @@ class Runtime:
         for request_id in list(self._states):
             self.end(request_id)
         self._call_proposer(self.proposer.close)
+        if self._recorder:
+            self._recorder.close()
         _running.discard(self)
 
 

@@ -7,7 +7,7 @@ import pickle
 import pytest
 from pydantic import Field, PositiveInt, ValidationError
 
-from specplug import Options, RequestOptions
+from specplug import Options, PluginManager, RequestOptions
 from specplug.config import Settings, describe, request_options, validate
 from specplug.errors import OptionError
 from specplug.proposers.ngram import LookupOptions, NgramOptions
@@ -118,7 +118,8 @@ def test_describe_lists_name_type_default_and_description_in_order():
 
 
 def test_every_option_that_ships_is_described():
-    for model in (Settings, NgramOptions, LookupOptions):
+    ours = [registered.spec.options for registered in PluginManager()]
+    for model in (Settings, *ours):
         assert all(option.description for option in describe(model))
 
 

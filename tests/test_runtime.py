@@ -82,7 +82,7 @@ class Toy:
             self.texts[request_id] = list(prompt)
             self.runtime.begin(Arrival(request_id, list(prompt), limit, **more))
 
-    def drafts(self, new, verified=None, *, most=None, rows=None):
+    def drafts(self, new, verified=None, *, most=None, rows=None, targets=None):
         """Append ``new[id]`` to each request of the batch; nothing new is a prefill row."""
         rows = list(range(len(new))) if rows is None else rows
         for (request_id, tokens), row in zip(new.items(), rows, strict=True):
@@ -98,6 +98,7 @@ class Toy:
                 num_tokens=[len(self.texts[request_id]) for request_id in new],
                 sampled=[bool(tokens) for tokens in new.values()],
                 verified=verified or {},
+                target_token_ids=targets,
                 num_speculative_tokens=most,
             )
         )
@@ -478,6 +479,29 @@ def test_observe_sees_draft_accepted_and_new_tokens(serve):
     assert second.target_token_ids is None
 
 
+def test_observe_sees_the_targets_tokens_where_the_engine_gives_them(serve):
+    toy = serve()
+    toy.arrive("a", "b")
+    toy.step({"a": [5], "b": [5]})
+    toy.step({"b": [5], "a": [61]}, {"a": [7, 8]}, targets={"a": [61, 62, 63], "gone": [1]})
+    assert [list(one) for one in toy.runtime.proposer.acceptances[1].target_token_ids] == [
+        [],
+        [61, 62, 63],
+    ]
+
+
+def test_what_a_proposer_uses_is_given_only_if_the_engine_can(serve):
+    for uses, provides in [
+        (set(), {Capability.TARGET_TOKENS}),
+        ({Capability.TARGET_TOKENS}, set()),
+        ({Capability.TARGET_TOKENS}, {Capability.TARGET_TOKENS}),
+    ]:
+        recorder = Recorder()
+        recorder.uses = frozenset(uses)
+        toy = serve(recorder, engine={"provides": frozenset(provides)})
+        assert toy.runtime.uses(Capability.TARGET_TOKENS) == bool(uses and provides)
+
+
 def test_observe_comes_before_propose_and_not_for_prefill(serve):
     toy = serve()
     toy.arrive("a")
@@ -570,6 +594,7 @@ def test_a_failing_begin_silences_that_request_only(serve):
     for _ in range(3):
         assert toy.step({"a": [5], "b": [5]}) == {"a": [], "b": [7, 8]}
     assert faults(toy) == 1
+    assert set(toy.runtime.proposer.named("observe")) == {("b",)}
     toy.runtime.end("a")
     assert toy.runtime.proposer.named("end") == ["a"]
 

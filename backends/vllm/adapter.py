@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 SECTION = "specplug"
 """The key of specplug's settings in ``--additional-config``."""
-PROVIDES = frozenset({Capability.REQUEST_OPTIONS})
+PROVIDES = frozenset({Capability.REQUEST_OPTIONS, Capability.TARGET_TOKENS})
 
 
 @functools.cache
@@ -58,6 +59,7 @@ class Drafter:
         self._runtime = Runtime(self.proposer_name, _engine_info(vllm_config), settings)
         self._runner: Any = None
         self._scheduled: Any = None
+        self._target_token_ids: dict[str, list[int]] | None = None
         self._gave_up = False
 
     def load_model(self, target_model: Any) -> None:
@@ -78,12 +80,37 @@ class Drafter:
             # this limit. The runtime cuts each request's draft to the real one instead.
             runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
         self._scheduled = scheduler_output
-        for request_id in scheduler_output.finished_req_ids:
+        self._target_token_ids = None
+        # It is a set, whose order differs between ranks.
+        for request_id in sorted(scheduler_output.finished_req_ids):
             self._runtime.end(request_id)
         for new in scheduler_output.scheduled_new_reqs:
             arrival = _arrival(runner.requests[new.req_id], runner.max_model_len)
             if arrival is not None:
                 self._runtime.begin(arrival)
+
+    def look_at(self, logits: Any, num_draft_tokens: list[int]) -> None:
+        """Learn the target's own tokens, if the proposer uses them: the logits' arg max.
+
+        Penalties and the like are not applied to them, and sampling may choose others.
+
+        Args:
+            logits: float ``[sum(num_draft_tokens) + num_reqs, vocab_size]``: for each request
+                its drafted positions and the one behind them.
+            num_draft_tokens: ``[num_reqs]``, in the order of the runner's batch.
+        """
+        if self._gave_up or not self._runtime.uses(Capability.TARGET_TOKENS):
+            return
+        try:
+            tokens = iter(logits.argmax(dim=-1).tolist())
+            self._target_token_ids = {
+                request_id: list(islice(tokens, count + 1))
+                for request_id, count in zip(
+                    self._runner.input_batch.req_ids, num_draft_tokens, strict=True
+                )
+            }
+        except Exception:
+            self._give_up()
 
     def propose(
         self,
@@ -119,6 +146,8 @@ class Drafter:
         token_ids_cpu: Int32Array,
     ) -> list[list[int]]:
         num_rows = len(sampled_token_ids)
+        verified = _verified(self._scheduled.scheduled_spec_decode_tokens)
+        targets = self._target_token_ids
         drafts = self._runtime.step(
             Step(
                 request_ids=self._runner.input_batch.req_ids,
@@ -126,7 +155,9 @@ class Drafter:
                 rows=np.arange(num_rows, dtype=np.int32),
                 num_tokens=num_tokens_no_spec,
                 sampled=[bool(tokens) for tokens in sampled_token_ids],
-                verified=_verified(self._scheduled.scheduled_spec_decode_tokens),
+                verified=verified,
+                target_token_ids=targets
+                and {id_: targets[id_] for id_ in verified if id_ in targets},
                 # Not there before vLLM 0.23: then K never changes.
                 num_speculative_tokens=getattr(
                     self._scheduled, "num_spec_tokens_to_schedule", None

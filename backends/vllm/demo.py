@@ -68,17 +68,24 @@ def _start(model: str, speculation: dict[str, Any] | None) -> Any:
     )
 
 
-def _generate(llm: Any, text: str, max_tokens: int) -> dict[str, Any]:
+def _generate(llm: Any, text: str, max_tokens: int, round_name: str) -> dict[str, Any]:
     from vllm import SamplingParams
 
     message = {"role": "user", "content": text}
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens)
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, extra_args=_apart(round_name))
     before = _counts(llm)
     started = time.perf_counter()
     [result] = llm.chat([message], sampling, use_tqdm=False)
     seconds = time.perf_counter() - started
     counted = {name: value - before[name] for name, value in _counts(llm).items()}
     return {"token_ids": list(result.outputs[0].token_ids), "seconds": seconds, **counted}
+
+
+def _apart(round_name: str) -> dict[str, str]:
+    """Keep rounds from drafting from the answers of earlier ones: the prompts are the same."""
+    models = [runtime.request_options for runtime in running()]
+    knows = any("cache_namespace" in model.model_fields for model in models)
+    return {"specplug_cache_namespace": round_name} if knows else {}
 
 
 def _counts(llm: Any) -> dict[str, float]:

@@ -30,7 +30,7 @@ def install(drafter: type[Any], vllm_config: Any, *, allow_untested: bool) -> No
     if not hasattr(GPUModelRunner._update_states, "__wrapped__"):
         compat.check_runner(GPUModelRunner)
         GPUModelRunner._update_states = followed(GPUModelRunner._update_states, drafter)
-        GPUModelRunner._sample = plain_without_drafts(GPUModelRunner._sample, drafter)
+        GPUModelRunner._sample = sampled(GPUModelRunner._sample, drafter)
     expand = rejection_sampler.expand_batch_to_tokens
     if str(vllm_config.device_config.device) == "cpu" and not expands_floats(expand):
         logger.warning(
@@ -55,18 +55,22 @@ def followed(update_states: Callable[..., Any], drafter: type[Any]) -> Callable[
     return wrapper
 
 
-def plain_without_drafts(sample: Callable[..., Any], drafter: type[Any]) -> Callable[..., Any]:
-    """Wrap ``_sample`` so that a step that verifies nothing samples as without speculation.
+def sampled(sample: Callable[..., Any], drafter: type[Any]) -> Callable[..., Any]:
+    """Wrap ``_sample``: show drafters the target's logits, and sample plainly without drafts.
 
-    vLLM 0.32 runs its rejection sampler even then, which costs time and, on a CPU, fails for
-    requests with ``top_k``. Releases before it do what this does.
+    vLLM 0.32 runs its rejection sampler even in a step that verifies nothing, which costs time
+    and, on a CPU, fails for requests with ``top_k``. Releases before it do what this does.
     """
 
     @functools.wraps(sample)
     def wrapper(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
-        ours = isinstance(getattr(self, "drafter", None), drafter)
-        if ours and spec_decode_metadata and not any(spec_decode_metadata.num_draft_tokens):
-            spec_decode_metadata = None
+        ours = getattr(self, "drafter", None)
+        if isinstance(ours, drafter) and spec_decode_metadata:
+            if any(spec_decode_metadata.num_draft_tokens):
+                # Before sampling, which changes the logits in place.
+                ours.look_at(logits, spec_decode_metadata.num_draft_tokens)
+            else:
+                spec_decode_metadata = None
         return sample(self, logits, spec_decode_metadata)
 
     return wrapper

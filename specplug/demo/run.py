@@ -98,12 +98,13 @@ class Session:
 
     def generate(self, prompt: Prompt, round_number: int) -> Generation:
         """Answer one prompt."""
-        self.send({"text": prompt.text, "max_tokens": prompt.max_tokens})
+        round_name = f"round {round_number}"
+        self.send({"text": prompt.text, "max_tokens": prompt.max_tokens, "round_name": round_name})
         return Generation(self.method, prompt.name, round_number, **self.receive())
 
     def warm_up(self, prompt: Prompt) -> None:
         """Run what runs slower the first time."""
-        self.send({"text": prompt.text, "max_tokens": _WARM_UP_TOKENS})
+        self.send({"text": prompt.text, "max_tokens": _WARM_UP_TOKENS, "round_name": "warm-up"})
         self.receive()
 
     def close(self) -> None:
