@@ -7,67 +7,37 @@ a match is exact. A step costs the tokens that are new, not those that are there
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import numba
 import numpy as np
 from numba import types
-from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 from specplug.proposer import Batch, Drafts, Int32Array, Usage
+from specplug.proposers._kernel import (
+    INT32S,
+    INT64S,
+    MATRIX32,
+    compiled,
+    int32_at,
+    mixed,
+    token_addresses,
+    with_room,
+)
 
-Int64Array = NDArray[np.int64]
-
-INDEXED_PER_CALL = 32_768
+INDEXED_PER_CALL = 8192
 """Tokens indexed per call at most: a new long prompt is spread over several steps."""
 _MIN_CAPACITY = 1024
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_HALF = np.uint64(32)
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def _compiled(*signature: Any) -> Callable[[_F], _F]:
-    """Compile now, from the cache on disk where one can be written (read-only installs cannot)."""
-
-    def decorate(function: _F) -> _F:
-        try:
-            kernel = numba.njit(*signature, cache=True, nogil=True)(function)
-        except RuntimeError:  # numba found no place for its cache
-            kernel = numba.njit(*signature, nogil=True)(function)
-        return kernel  # type: ignore[no-any-return]
-
-    return decorate
-
-
-@intrinsic
-def _int32_at(_context, _address):  # type: ignore[no-untyped-def]
-    """Turn an address into a pointer: one call then reaches the tables of all requests."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.int32)(types.int64), generate
-
-
-_TOKENS = types.Array(types.int32, 1, "C")
-_COLUMN32 = types.Array(types.int32, 1, "C")
-_COLUMN64 = types.Array(types.int64, 1, "C")
-
-
-@_compiled(types.int64(_TOKENS, types.int64, types.int64, types.int64))
+@compiled(types.int64(INT32S, types.int64, types.int64, types.int64))
 def _slot_of(tokens, end, n, mask):  # type: ignore[no-untyped-def]
     """Hash the n-gram that ends at ``end`` (inclusive) to a table slot."""
-    mixed = np.uint64(n)
+    state = np.uint64(n)
     for i in range(n):
-        mixed = (mixed ^ np.uint64(tokens[end - i])) * _MULTIPLIER
-        mixed ^= mixed >> _HALF
-    return np.int64(mixed & np.uint64(mask))
+        state = mixed(state, tokens[end - i])
+    return np.int64(state & np.uint64(mask))
 
 
-@_compiled(types.boolean(_TOKENS, types.int64, types.int64, types.int64))
+@compiled(types.boolean(INT32S, types.int64, types.int64, types.int64))
 def _same(tokens, end, other, n):  # type: ignore[no-untyped-def]
     for i in range(n):  # noqa: SIM110 (numba compiles no generators)
         if tokens[end - i] != tokens[other - i]:
@@ -75,9 +45,7 @@ def _same(tokens, end, other, n):  # type: ignore[no-untyped-def]
     return True
 
 
-@_compiled(
-    types.int64(_TOKENS, types.int64, types.int64, types.Array(types.int32, 1, "C"), types.int64)
-)
+@compiled(types.int64(INT32S, types.int64, types.int64, INT32S, types.int64))
 def _find(tokens, end, n, table, mask):  # type: ignore[no-untyped-def]
     """Return the slot that holds the n-gram ending at ``end``, or the empty one where it goes."""
     slot = _slot_of(tokens, end, n, mask)
@@ -86,11 +54,11 @@ def _find(tokens, end, n, table, mask):  # type: ignore[no-untyped-def]
     return slot
 
 
-@_compiled(
+@compiled(
     types.void(
-        _COLUMN64, _COLUMN32, _COLUMN32, _COLUMN64, _COLUMN64, _COLUMN64,
+        INT64S, INT32S, INT32S, INT64S, INT64S, INT64S,
         types.int64, types.int64, types.boolean, types.int64,
-        _COLUMN32, types.Array(types.int32, 2, "C"), _COLUMN32,
+        INT32S, MATRIX32, INT32S,
     )
 )  # fmt: skip
 def _draft(  # type: ignore[no-untyped-def]
@@ -106,8 +74,8 @@ def _draft(  # type: ignore[no-untyped-def]
     for i in range(len(tokens_at)):
         size, source_end, capacity = num_tokens[i], source_ends[i], capacities[i]
         mask = capacity - 1
-        tokens = numba.carray(_int32_at(tokens_at[i]), (size,))
-        table = numba.carray(_int32_at(tables_at[i]), ((max_n - min_n + 1) * capacity,))
+        tokens = numba.carray(int32_at(tokens_at[i]), (size,))
+        table = numba.carray(int32_at(tables_at[i]), ((max_n - min_n + 1) * capacity,))
 
         # An n-gram is of use once a token follows it.
         begin, stop = indexed[i], max(indexed[i], min(source_end - 1, indexed[i] + budget))
@@ -158,12 +126,9 @@ class NgramIndex:
 
     def begin(self, request_id: str, slot: int) -> None:
         """Start with nothing indexed. The table is made when the first draft is asked for."""
-        if slot >= len(self._indexed):
-            room = max(64, 2 * slot) - len(self._indexed)
-            self._tables_at, self._capacities, self._indexed = (
-                np.pad(column, (0, room))
-                for column in (self._tables_at, self._capacities, self._indexed)
-            )
+        self._tables_at, self._capacities, self._indexed = (
+            with_room(column, slot) for column in (self._tables_at, self._capacities, self._indexed)
+        )
         self._slots[request_id] = slot
         self._capacities[slot] = self._indexed[slot] = 0
 
@@ -185,9 +150,8 @@ class NgramIndex:
             self._grow(int(slots[i]), int(source_ends[i]))
         indexed = self._indexed[slots]
         drafts = Drafts.empty(len(batch), int(batch.max_draft_tokens.max()))
-        row_bytes = batch.token_ids.strides[0]
         _draft(
-            batch.token_ids.ctypes.data + batch.rows.astype(np.int64) * row_bytes,
+            token_addresses(batch),
             batch.num_tokens,
             source_ends,
             self._tables_at[slots],

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,13 +82,23 @@ def tiny_model(tmp_path_factory, smollm2) -> Path:
 
 @pytest.fixture(scope="session")
 def several_engines_in_one_process():
-    """vLLM replaces its Triton kernels on each start; on a CPU only the first time goes well."""
+    """vLLM replaces its Triton kernels on each start; on a CPU only the first time goes well.
+
+    And only while numba is not loaded: vLLM looks for a kernel in every object of every module,
+    and the library object of llvmlite answers to any name.
+    """
     from vllm.platforms import current_platform
 
     register = getattr(current_platform, "register_triton_kernel_overrides", None)
     if register is not None:
+
+        @functools.cache
+        def once():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.delitem(sys.modules, "llvmlite.binding.ffi", raising=False)
+                register()
+
         with pytest.MonkeyPatch.context() as patch:
-            once = functools.cache(register)
             patch.setattr(type(current_platform), register.__name__, lambda *_: once())
             yield
     else:

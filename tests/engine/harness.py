@@ -22,6 +22,10 @@ PROMPTS = [
 STRATEGIES = {
     "ngram": "ngram",
     "prompt_lookup": "prompt_lookup",
+    "suffix": "suffix",
+    "prediction": "prediction",
+    "lookahead": "lookahead",
+    "cascade": "cascade",
     "random": Random,
     "oracle": None,  # made from the answers of the scenario
     "raising": Raising,

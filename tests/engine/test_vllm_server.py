@@ -14,7 +14,9 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 
+import numpy as np
 import pytest
 
 START_SECONDS = 300
@@ -99,25 +101,38 @@ def completions(port):
         return list(pool.map(ask, range(8)))
 
 
-def test_served_text_is_the_same_and_the_log_says_what_was_gained(tiny_model, tmp_path):
+def test_served_text_is_the_same_and_what_was_served_is_kept(tiny_model, tmp_path):
     log = tmp_path / "plain.log"
     with server(tiny_model, log) as port:
         plain = completions(port)
     assert "specplug can be selected" in log.read_text(), "the general plugin was not called"
 
     log = tmp_path / "speculative.log"
-    config = {"model": "specplug.vllm.ngram", "num_speculative_tokens": 4}
-    settings = {"specplug": {"options": {"min_n": 1}, "log_interval_seconds": 0.5}}
+    config = {"model": "specplug.vllm.suffix", "num_speculative_tokens": 4}
+    cache = tmp_path / "cache.npz"
+    settings = {
+        "options": {"cache_file": str(cache)},
+        "record_folder": str(tmp_path),
+        "log_interval_seconds": 0.5,
+    }
     with server(
         tiny_model, log,
+        # Without it vLLM kills its workers, and what they would do at shutdown is not done.
+        "--shutdown-timeout", "30",
         "--speculative-config", json.dumps(config),
-        "--additional-config", json.dumps(settings),
+        "--additional-config", json.dumps({"specplug": settings}),
     ) as port:  # fmt: skip
         assert completions(port) == plain
 
     lines = log.read_text().splitlines()
-    counters = [line for line in lines if "specplug proposer 'ngram': " in line]
+    counters = [line for line in lines if "specplug proposer 'suffix': " in line]
     assert len(counters) >= 2, "logged at an interval and at shutdown"
     assert "8 requests" in counters[-1] and " 0 faults" in counters[-1]
     assert " 0 accepted" not in counters[-1]
     assert sum("without its options" in line for line in lines) == 2
+
+    (recorded,) = tmp_path.glob("record-*.jsonl")
+    outputs = [json.loads(line)["output_token_ids"] for line in recorded.open()]
+    assert [len(output) for output in outputs] == [60] * 8
+    with np.load(cache) as saved:
+        assert saved["tokens"].tolist() == list(chain(*outputs))

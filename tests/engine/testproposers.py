@@ -5,7 +5,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from specplug import Batch, Drafts, Options, PluginManager, Proposer, ProposerSpec, Usage
+from specplug import (
+    Batch,
+    Capability,
+    Drafts,
+    Options,
+    PluginManager,
+    Proposer,
+    ProposerSpec,
+    Usage,
+)
 
 ALPHABET = range(100, 164)
 """The tokens that the made-up model usually produces."""
@@ -109,6 +118,7 @@ class Nonsense(Counted):
 class Switch(Proposer):
     """Hands every call to ``Switch.current``, which a test sets between requests."""
 
+    uses = frozenset({Capability.TARGET_TOKENS})
     current: Proposer = Counted()
     engine = None
 
