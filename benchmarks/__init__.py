@@ -1,0 +1,1 @@
+"""Measurements of the built-in proposers, and what they are measured on and against."""
