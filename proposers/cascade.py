@@ -5,7 +5,7 @@ A part that fails is left out from then on; the failure is the cascade's and is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,8 @@ _PART_DEFAULTS: dict[str, dict[str, Any]] = {"prediction": {"fallback": None}}
 """The next part is its fallback."""
 _MEMORY = 0.9
 """What a measurement still counts after the next one."""
+_CLEARLY = 1.15
+"""A later part is taken if it is expected to be better by this factor: less is chance."""
 _PRIOR = 2.0
 """How many measurements of a request's own the worker's average counts as."""
 
@@ -202,9 +204,16 @@ class Expectations:
             drafts = {name: rows[i] for name, rows in lists.items() if rows[i]}
             self._open[request_id] = drafts
             if drafts:
-                best = max(drafts, key=lambda name: self._expected(request_id, name))
-                chosen[i] = list(lists).index(best)
+                chosen[i] = list(lists).index(self._best(request_id, drafts))
         return chosen
+
+    def _best(self, request_id: str, names: Iterable[str]) -> str:
+        best, most = "", -1.0
+        for name in names:
+            expected = self._expected(request_id, name)
+            if expected > _CLEARLY * most:
+                best, most = name, expected
+        return best
 
     def measure(self, acceptance: Acceptance) -> None:
         """Compare what was on offer with what came."""
