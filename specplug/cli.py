@@ -35,6 +35,12 @@ class DemoEngine(StrEnum):
     VLLM = "vllm"
 
 
+class DoctorEngine(StrEnum):
+    """The engines that the doctor knows."""
+
+    VLLM = "vllm"
+
+
 def main() -> None:
     """Run the command line; an error that specplug explains itself is one message, no trace."""
     try:
@@ -105,6 +111,33 @@ def demo(
         json_path=json_path,
     )
     if not run_demo(settings, Console(highlight=False, soft_wrap=True)):
+        raise typer.Exit(1)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def doctor(
+    context: typer.Context,
+    engine: Annotated[
+        DoctorEngine, typer.Option(help="The engine whose arguments follow.")
+    ] = DoctorEngine.VLLM,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Tell whether this environment, and the arguments of `vllm serve`, work with specplug.
+
+    Starts no engine. Give the arguments as `vllm serve` gets them, behind `--` if they could be
+    taken for options of this command; without any, only the environment is checked.
+    """
+    from specplug.doctor import Status, diagnose, show, show_json, standard_output_kept
+
+    found = _installed(ENGINES[engine.value])
+    installed = found["engine"] and f"{found['engine']} {found['version']}"
+    with standard_output_kept(), Console(stderr=True).status(f"Examining {engine.value} ..."):
+        diagnosis = diagnose(engine.value, installed, context.args)
+    if as_json:
+        show_json(diagnosis)
+    else:
+        show(diagnosis, Console(highlight=False))
+    if diagnosis.count(Status.PROBLEM):
         raise typer.Exit(1)
 
 

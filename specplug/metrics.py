@@ -57,6 +57,17 @@ class Counters:
         """Accepted per drafted token, in [0, 1]; NaN before the first draft."""
         return _ratio(self.num_accepted_tokens, self.num_draft_tokens)
 
+    def acceptance_rates(self) -> list[float]:
+        """Return the measured chance that a position is accepted if the one before it was; ``[K]``.
+
+        In (0, 1). Starts from a half, so that the first drafts count little.
+        """
+        reached = [self.num_drafts, *self.num_accepted_tokens_per_pos]
+        return [
+            (accepted + 1) / (before + 2)
+            for before, accepted in zip(reached, self.num_accepted_tokens_per_pos, strict=False)
+        ]
+
     @property
     def mean_acceptance_length(self) -> float:
         """Tokens per step that had a draft, bonus token included; NaN before the first."""

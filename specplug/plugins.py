@@ -24,7 +24,7 @@ from specplug.errors import (
     nearest,
 )
 from specplug.hookspecs import PROJECT
-from specplug.proposer import Capability, Proposer, ProposerSpec
+from specplug.proposer import Capability, DeviceProposer, Proposer, ProposerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -219,6 +219,11 @@ class PluginManager:
             raise PluginError(
                 f"The factory of '{name}' ({registered.origin}) made "
                 f"{type(proposer).__name__}, which is not a specplug.Proposer."
+            )
+        if isinstance(proposer, DeviceProposer) and Capability.DEVICE_TENSORS not in spec.needs:
+            raise PluginError(
+                f"'{name}' ({registered.origin}) is a DeviceProposer, and its spec does not say "
+                "that it needs Capability.DEVICE_TENSORS."
             )
         return proposer, spec
 

@@ -40,6 +40,8 @@ class Capability(StrEnum):
     """The target's logits at the verified positions."""
     DRAFT_PROBABILITIES = "draft_probabilities"
     """The verifier can use the proposer's own probabilities."""
+    DEVICE_TENSORS = "device_tensors"
+    """Tokens and drafts can stay on the target's device: see :class:`DeviceProposer`."""
 
 
 class Options(BaseModel):
@@ -75,6 +77,8 @@ class EngineInfo:
         device: where the target model runs, such as ``"cpu"`` or ``"cuda:0"``.
         rank: this worker's tensor-parallel rank. Every rank must draft the same tokens.
         world_size: the number of tensor-parallel ranks.
+        replica: which data-parallel replica of the model this worker is of, from 0.
+        model_name: the name that the model is served under.
         provides: what the engine can give.
         load_tokenizer: returns the target's tokenizer; may be slow, call it once.
         make_proposer: makes another registered proposer from its name and options, for
@@ -90,6 +94,8 @@ class EngineInfo:
     device: str = "cpu"
     rank: int = 0
     world_size: int = 1
+    replica: int = 0
+    model_name: str = ""
     provides: frozenset[Capability] = frozenset()
     load_tokenizer: Callable[[], Any] | None = field(default=None, compare=False)
     make_proposer: Callable[[str, Mapping[str, Any]], tuple[Proposer, ProposerSpec]] | None = field(
@@ -268,6 +274,55 @@ class Proposer(ABC):
     def usage(self) -> Usage | None:
         """Return the requests known and the bytes held for them, or None if not counted."""
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """All requests of a step, with their tokens on the target model's device.
+
+    The tensors are the engine's own (torch): do not change them.
+
+    Attributes:
+        request_ids: ``n`` ids, on the host like ``max_draft_tokens``.
+        token_ids: int32 ``[max_rows, width]``; prompt and output so far.
+        rows: integers ``[n]``, the row of ``token_ids`` of each request.
+        num_tokens: int32 ``[n]``, how much of that row is valid.
+        num_sampled: int32 ``[n]``, how many tokens this step brought; what is drafted for
+            requests with 0, which are still in prefill, is thrown away.
+        max_draft_tokens: K, the width of the drafts.
+    """
+
+    request_ids: Sequence[str]
+    token_ids: Any
+    rows: Any
+    num_tokens: Any
+    num_sampled: Any
+    max_draft_tokens: int
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+
+class DeviceProposer(Proposer):
+    """A proposer that works on the target model's device: tensors in, a tensor out.
+
+    Nothing is copied to the host, so with async scheduling the host never waits for a draft.
+    Its spec's ``needs`` must hold ``Capability.DEVICE_TENSORS``. ``begin`` and ``end`` are called
+    as for any proposer, ``propose`` and ``observe`` are not. Acceptance is counted late, and a
+    draft cannot be shorter than K: slots without a token are verified too.
+    """
+
+    @abstractmethod
+    def propose_on_device(self, batch: DeviceBatch) -> Any:
+        """Return an int64 tensor ``[n, K]`` on the device of ``batch.token_ids``.
+
+        Slots that hold no token of the vocabulary, such as -1, are taken as not drafted. Do not
+        read a value on the host: that waits for the device.
+        """
+
+    def propose(self, batch: Batch) -> Drafts:
+        """Not called where tokens stay on the device."""
+        raise NotImplementedError
 
 
 ProposeFunction = Callable[[Int32Array, int], Sequence[int]]

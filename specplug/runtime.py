@@ -21,13 +21,16 @@ import numpy as np
 
 from specplug.config import Settings, request_options
 from specplug.drafts import shown, validated
-from specplug.errors import DependencyError
+from specplug.errors import DependencyError, OptionError
 from specplug.metrics import Counters
 from specplug.plugins import PluginManager
+from specplug.prometheus import Publisher
 from specplug.proposer import (
     Acceptance,
     Batch,
     Capability,
+    DeviceBatch,
+    DeviceProposer,
     Drafts,
     EngineInfo,
     Int32Array,
@@ -105,7 +108,7 @@ class _State:
     num_shown: int = 0  # of them, shown to the proposer
     begun: bool = False  # the proposer knows it and is owed an end
     failed: bool = False  # its begin raised: the proposer does not know it
-    silent: bool = False  # gets no draft: failed, or a stop token was committed
+    complete: bool = False  # a stop token or the last token was committed
 
 
 @dataclass(slots=True)
@@ -157,7 +160,11 @@ class Runtime:
         plugins = plugins or PluginManager()
         self.proposer, spec = plugins.create(name, self.settings.options, engine.provides)
         self.engine = replace(
-            engine, make_proposer=partial(plugins.create, provides=engine.provides)
+            engine,
+            # Those who drive others hand them what is on the host.
+            make_proposer=partial(
+                plugins.create, provides=engine.provides - {Capability.DEVICE_TENSORS}
+            ),
         )
         self._observers = {
             hook: plugins.observers(f"specplug_{hook}")
@@ -169,6 +176,12 @@ class Runtime:
             self._observers["drafts_verified"]
         )
         self._recorder: Recorder | None = None
+        if self.settings.record_folder and isinstance(self.proposer, DeviceProposer):
+            raise OptionError(
+                f"record_folder is set, and the proposer '{name}' works on the device: tokens that "
+                "are not copied to the host cannot be recorded.",
+                hint="Record with another proposer.",
+            )
         if self.settings.record_folder and engine.rank == 0:
             self._recorder = Recorder(self.settings.record_folder, self.settings.record_max_bytes)
         self._states: dict[str, _State] = {}
@@ -191,6 +204,8 @@ class Runtime:
         # Engine workers end in ways that skip atexit; multiprocessing's own finalizers run.
         Finalize(self, _close, args=(weakref.ref(self),), exitpriority=10)
         _running.add(self)
+        self._publisher = Publisher(name, self.engine)
+        self._publish()
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -227,7 +242,6 @@ class Runtime:
         if not self.counters.switched_off:
             state.begun = True
             state.failed = self._call_proposer(self.proposer.begin, request) is _RAISED
-            state.silent = state.failed
         self._notify("request_begin", request=request)
 
     def end(self, request_id: str) -> None:
@@ -241,6 +255,7 @@ class Runtime:
         if state.begun:
             self._call_proposer(self.proposer.end, request_id)
         self._notify("request_end", request_id=request_id)
+        self._publish()
 
     def _options_of(self, arrival: Arrival) -> RequestOptions:
         try:
@@ -260,8 +275,45 @@ class Runtime:
         wanted, verified = self._follow(step)
         self._observe(verified, step.target_token_ids)
         drafts = self._propose(step, wanted)
-        self._log_at_interval()
+        self._report()
         return drafts
+
+    def step_on_device(self, batch: DeviceBatch) -> Any:
+        """Return the drafts of a :class:`DeviceProposer`; None if there are none.
+
+        They are as the proposer made them: what they hold is not on the host to be looked at.
+
+        Args:
+            batch: all requests of the step.
+
+        Returns:
+            int64 tensor ``[n, K]``; values outside the vocabulary are no drafts.
+        """
+        self._report()
+        if self.counters.switched_off:
+            return None
+        assert isinstance(self.proposer, DeviceProposer)
+        started = time.perf_counter()
+        result = self._call_proposer(self.proposer.propose_on_device, batch)
+        self.counters.count_propose(time.perf_counter() - started)
+        if result is not _RAISED:
+            found = f"{getattr(result, 'dtype', type(result).__name__)} " + str(
+                list(getattr(result, "shape", ()))
+            )
+            wanted = f"torch.int64 {[len(batch), batch.max_draft_tokens]}"
+            if found != wanted:
+                self._fault("wrong tensor", f"propose_on_device returned {found}, not {wanted}")
+                result = _RAISED
+        self._judge(result is not _RAISED)
+        return None if result is _RAISED else result
+
+    def limits(self, request_ids: Iterable[str]) -> list[int]:
+        """Return the most draft tokens per step that each request wants; 0 for unknown ones."""
+        states = map(self._states.get, request_ids)
+        return [
+            0 if state is None or state.failed else state.request.num_speculative_tokens
+            for state in states
+        ]
 
     def _follow(self, step: Step) -> tuple[_Wanted, _Verified]:
         """Bring every request up to date and find out which of them can use a draft."""
@@ -269,22 +321,16 @@ class Runtime:
         most = step.num_speculative_tokens
         for i, request_id in enumerate(step.request_ids):
             state = self._states.get(request_id)
-            if state is None or not step.sampled[i]:
+            # An engine that schedules ahead may sample once more for a complete request.
+            if state is None or state.complete or not step.sampled[i]:
                 continue
             num_tokens = int(step.num_tokens[i])
             if num_tokens < state.num_tokens:
                 state = self._rewound(state, num_tokens)
             new = step.token_ids[step.rows[i], state.num_tokens : num_tokens].tolist()
             self._take_in(state, new, step.verified.get(request_id, ()), verified)
-            request = state.request
-            limit = min(
-                request.num_speculative_tokens,
-                # One less than what is left: a step always yields a token of the target's own.
-                request.max_num_tokens - state.num_tokens - 1,
-            )
-            if most is not None:
-                limit = min(limit, most)
-            if limit > 0 and not state.silent:
+            limit = _limit(state, most)
+            if limit > 0 and not (state.failed or state.complete):
                 wanted.states.append(state)
                 wanted.positions.append(i)
                 wanted.limits.append(limit)
@@ -305,7 +351,7 @@ class Runtime:
     ) -> None:
         if not new:
             return
-        new = _until_stop(new, state)
+        new = _kept(new, state)
         accepted = 0
         for drafted, actual in zip(draft, new, strict=False):
             if drafted != actual:
@@ -408,17 +454,24 @@ class Runtime:
                     self._faults_seen.add(kind)
                     logger.exception("%s; it is called again, but not logged again.", kind)
 
-    def _log_at_interval(self) -> None:
+    def _report(self) -> None:
+        self._publish()
         interval = self.settings.log_interval_seconds
         now = time.monotonic()
         if interval and now - self._last_log >= interval:
             self._last_log = now
             self.log()
 
+    def _publish(self) -> None:
+        self._publisher.publish(self.counters, self.num_requests, self.proposer.usage)
+
     def log(self) -> None:
         """Log the counters; only rank 0 does, for the others count the same."""
         if self.engine.rank == 0:
-            logger.info("specplug proposer '%s': %s", self.name, self.counters)
+            logger.info(
+                "specplug proposer '%s': %s, %d running",
+                self.name, self.counters, self.num_requests,
+            )  # fmt: skip
 
     def close(self) -> None:
         """Log the counters a last time and let the proposer release what it holds."""
@@ -430,6 +483,7 @@ class Runtime:
         self._call_proposer(self.proposer.close)
         if self._recorder:
             self._recorder.close()
+        self._publisher.close()
         _running.discard(self)
 
 
@@ -439,16 +493,39 @@ def _close(reference: weakref.ref[Runtime]) -> None:
         runtime.close()
 
 
-def _until_stop(new: list[int], state: _State) -> list[int]:
-    """Cut behind the first stop token: the engine throws away what follows."""
+def _limit(state: _State, most: int | None) -> int:
+    """Return how many draft tokens a request can use in the next step; 0 or less for none.
+
+    One less than what is left, as a step always yields a token of the target's own behind a draft.
+    """
+    limits = [
+        state.request.num_speculative_tokens,
+        state.request.max_num_tokens - state.num_tokens - 1,
+    ]
+    if most is not None:
+        limits.append(most)
+    not_to_end = state.num_prompt_tokens + state.arrival.min_output_tokens - state.num_tokens
+    if not_to_end > 0:
+        # Whether that token may be a stop token, vLLM's V1 runner decides by the length before
+        # the draft. So it must not be the first that may.
+        limits.append(not_to_end - 1)
+    return min(limits)
+
+
+def _kept(new: list[int], state: _State) -> list[int]:
+    """Cut behind the first stop token or the last token: the engine throws away what follows."""
     stops = state.arrival.stop_token_ids
     if stops and not stops.isdisjoint(new):
         first_that_counts = state.num_prompt_tokens + state.arrival.min_output_tokens - 1
         for i, token in enumerate(new):
             if token in stops and state.num_tokens + i >= first_that_counts:
-                state.silent = True
-                return new[: i + 1]
-    return new
+                state.complete = True
+                new = new[: i + 1]
+                break
+    left = max(0, state.request.max_num_tokens - state.num_tokens)
+    if len(new) >= left:
+        state.complete = True
+    return new[:left]
 
 
 def _without_tail(drafts: Drafts, states: Iterable[_State]) -> Drafts:

@@ -14,6 +14,6 @@ def __getattr__(name: str) -> type[Any]:
     # AttributeError: vLLM swallows it, and the user would not see which names there are.
     if name.startswith(("_", "pytest_")):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from specplug.backends.vllm.adapter import drafter_class
+    from specplug.backends.vllm.v1 import drafter_class
 
     return drafter_class(name)

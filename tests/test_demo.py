@@ -198,7 +198,6 @@ def test_other_engines_get_nothing_of_the_cpu(monkeypatch, prefix, installed):
     versions(monkeypatch, **installed)
     variables = environment.engine_environment()
     assert not [name for name in variables if "CPU" in name or name == "LD_PRELOAD"]
-    assert variables["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
 # -- model -----------------------------------------------------------------------------------

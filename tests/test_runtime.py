@@ -391,16 +391,23 @@ def test_min_output_tokens_let_early_stop_tokens_pass(serve, min_output_tokens):
     toy = serve()
     toy.arrive("a", stop_token_ids=frozenset({50}), min_output_tokens=min_output_tokens)
     drafted = [bool(toy.step({"a": [50]})["a"]) for _ in range(3)]
-    assert drafted == [i < min_output_tokens for i in range(1, 4)]
+    assert drafted == [i + 1 < min_output_tokens for i in range(1, 4)]
 
 
 def test_min_output_tokens_within_one_step(serve):
     toy = serve()
-    toy.arrive("a", stop_token_ids=frozenset({50}), min_output_tokens=3)
+    toy.arrive("a", stop_token_ids=frozenset({50}), min_output_tokens=4)
     assert toy.step({"a": [50, 50]})["a"]
     assert toy.runtime.proposer.acceptances[-1].new_token_ids == [[50, 50]]
-    assert toy.step({"a": [50, 50]})["a"] == []
-    assert toy.runtime.proposer.acceptances[-1].new_token_ids == [[50]]
+    assert toy.step({"a": [50, 50, 50]})["a"] == []
+    assert toy.runtime.proposer.acceptances[-1].new_token_ids == [[50, 50]]
+
+
+def test_the_first_token_that_may_be_a_stop_token_is_not_the_one_behind_a_draft(serve):
+    toy = serve()
+    toy.arrive("a", min_output_tokens=4)
+    lengths = [len(toy.step({"a": [token]})["a"]) for token in (5, 6, 7, 8)]
+    assert lengths == [2, 1, 0, 4]
 
 
 # -- acceptance and counters ----------------------------------------------------------------

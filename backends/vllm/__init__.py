@@ -1,1 +1,1 @@
-"""vLLM: proposers inside the V1 model runner, through its ``custom_class`` method."""
+"""vLLM: proposers inside both of its model runners."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
 from importlib import metadata
 
 logger = logging.getLogger("vllm.specplug")
 
 
 def register() -> None:
-    """Say in each vLLM process that specplug is there; change nothing.
+    """Watch for an engine that selects specplug; for others nothing changes.
 
     vLLM calls this in its front end, engine core and workers, whether specplug was selected or
-    not, and does not guard the call: it must never raise. So it imports no plugin and no engine.
+    not, and does not guard the call: it must never raise. It imports no plugin and no engine.
     """
     try:
         entries = metadata.entry_points(group="specplug")
@@ -23,3 +24,15 @@ def register() -> None:
         )
     except Exception:
         logger.warning("specplug could not look for its plugins", exc_info=True)
+    if sys.modules.get("vllm.config") is None:
+        return
+    try:
+        from specplug.backends.vllm.selection import watch
+
+        watch()
+    except Exception:
+        logger.warning(
+            "specplug does not know how this vLLM is configured: it runs on the V1 model runner "
+            "only. Upgrade specplug.",
+            exc_info=True,
+        )

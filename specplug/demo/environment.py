@@ -17,8 +17,6 @@ _ALWAYS = {
     "VLLM_NO_USAGE_STATS": "1",
     # The engine in the caller's own process, so that specplug's counters can be read.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # With and without speculation on the same runner.
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
 
 

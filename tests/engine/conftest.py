@@ -3,18 +3,30 @@
 import functools
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from harness import MAX_MODEL_LEN, Engine
+from harness import MAX_MODEL_LEN, RUNNER, Engine
+from tinymodel import make_tiny_model
 
 from specplug import running
 from specplug.demo.environment import engine_environment
 
 HERE = Path(__file__).parent
+V2_VARIABLES = {
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "TRITON_INTERPRET": "1",
+    # The interpreter uses one core only; threads that wait for it would take another.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 # Before vLLM is imported: it reads its environment once.
-for _name, _value in {**engine_environment(), "VLLM_LOGGING_LEVEL": "WARNING"}.items():
+_variables = {**engine_environment(), "VLLM_LOGGING_LEVEL": "WARNING"}
+if RUNNER != "v1":
+    _variables.update(V2_VARIABLES)
+for _name, _value in _variables.items():
     os.environ.setdefault(_name, _value)
 
 
@@ -26,14 +38,28 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def test_proposers(tmp_path_factory):
-    """Install testproposers.py as a distribution, for this process and those it starts."""
+    """Install testproposers.py as a distribution, for this process and those it starts.
+
+    And with it, where the V2 runner is tested, a backend for Triton's interpreter: without a
+    GPU vLLM does not see Triton otherwise.
+    """
     site = tmp_path_factory.mktemp("site")
     info = site / "testproposers-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: testproposers\nVersion: 1.0\n")
-    entries = ("switch", "raising", "random_tokens")
-    lines = [f"{name} = testproposers:{name}" for name in entries]
-    (info / "entry_points.txt").write_text("[specplug]\n" + "\n".join(lines) + "\n")
+    entries = ("switch", "raising", "random_tokens", "device_lookup")
+    lines = ["[specplug]", *(f"{name} = testproposers:{name}" for name in entries)]
+    if RUNNER != "v1":
+        lines += ["[triton.backends]", "cpu = triton_interpreter"]
+        release = version("vllm-cpu")
+        if tuple(map(int, release.split(".")[:2])) < (0, 32):
+            # These look for that backend only if a distribution of this name is a CPU build.
+            named = site / f"vllm-{release}.dist-info"
+            named.mkdir()
+            (named / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}+cpu\n"
+            )
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(HERE)]))
@@ -48,36 +74,8 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory, smollm2) -> Path:
-    """A made-up two-layer Llama with SmolLM2's tokenizer.
-
-    It speaks 64 tokens and sometimes ends, and looks mostly at the last token, so that its text
-    repeats itself now and then, as real text does.
-    """
-    import torch
-    from testproposers import ALPHABET
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=49152, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-            num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=2048,
-            bos_token_id=1, eos_token_id=2, pad_token_id=2, tie_word_embeddings=False,
-            initializer_range=0.3,
-        )
-    )  # fmt: skip
-    head = model.lm_head.weight.data
-    spoken = [2, *ALPHABET]
-    loud = head[spoken].clone()
-    head *= 0.05
-    head[spoken] = loud
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight.data *= 0.5
-    model.save_pretrained(path)
-    AutoTokenizer.from_pretrained(smollm2).save_pretrained(path)
-    return path
+def tiny_model(tmp_path_factory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")
@@ -105,8 +103,52 @@ def several_engines_in_one_process():
         yield
 
 
+@pytest.fixture(scope="session")
+def interpreter():
+    """Let Triton's interpreter take masks of any integers, as a GPU does."""
+    if RUNNER == "v1":
+        yield
+        return
+    import numpy as np
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    def as_bool(method, position):
+        def wrapper(self, *arguments):
+            mask = arguments[position]
+            mask.data = mask.data.astype(np.bool_)
+            return method(self, *arguments)
+
+        return wrapper
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, position in (("create_masked_load", 1), ("create_masked_store", 2)):
+            method = getattr(InterpreterBuilder, name)
+            patch.setattr(InterpreterBuilder, name, as_bool(method, position))
+        yield
+
+
+@pytest.fixture(scope="session")
+def async_scheduling():
+    """Let a CPU schedule ahead, where that is tested: vLLM switches it off as of no use there."""
+    if RUNNER != "v2-async":
+        yield
+        return
+    from vllm.platforms import current_platform
+
+    check = type(current_platform).check_and_update_config.__func__
+
+    def checked(cls, vllm_config):
+        wanted = vllm_config.scheduler_config.async_scheduling
+        check(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = wanted
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(current_platform), "check_and_update_config", classmethod(checked))
+        yield
+
+
 @pytest.fixture(scope="module")
-def start(several_engines_in_one_process):
+def start(several_engines_in_one_process, interpreter, async_scheduling):
     """Start engines that live as long as the module's tests."""
     engines = []
 
@@ -122,6 +164,7 @@ def start(several_engines_in_one_process):
             "max_num_batched_tokens": 64,
             "enable_prefix_caching": True,
             "kv_cache_memory_bytes": 2**27,
+            "async_scheduling": None if RUNNER == "v2-async" else False,
         }
         if proposer:
             arguments["speculative_config"] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import PROMPTS, assert_counters_agree, sampling
+from harness import PROMPTS, RUNNER, assert_counters_agree, sampling
 
 PARAMS = {"max_tokens": 60, "ignore_eos": True}
 
@@ -59,11 +59,13 @@ def test_the_target_tokens_are_what_greedy_sampling_chose(engine, answers, monke
             rejected += len(draft) - accepted
         else:
             assert not target
-    assert rejected > 100
+    assert rejected > 10 * len(PROMPTS)
 
 
 def test_under_random_sampling_they_are_guesses_and_nothing_fails(engine, monkeypatch):
-    _, seen = watched(engine, monkeypatch, {"max_tokens": 30, "temperature": 1.0, "top_k": 50})
+    # Triton's interpreter, on V2, cannot run top_k.
+    top_k = {"top_k": 50} if RUNNER == "v1" else {}
+    _, seen = watched(engine, monkeypatch, {"max_tokens": 30, "temperature": 1.0, **top_k})
     assert all(len(target) == len(draft) + 1 for draft, target, _, _ in rows(seen) if draft)
     assert engine.runtime.counters.num_faults == 0
 

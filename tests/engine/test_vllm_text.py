@@ -4,12 +4,15 @@ from dataclasses import dataclass
 
 import pytest
 from harness import (
+    ALL_PROMPTS,
     MAX_MODEL_LEN,
     PROMPTS,
+    RUNNER,
     STRATEGIES,
     assert_counters_agree,
     sampling,
     strategy_for,
+    thorough_on_v2,
 )
 from testproposers import ALPHABET, Random, Switch
 
@@ -30,6 +33,12 @@ SCHEMA = {
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
     "required": ["name", "age"],
 }
+# Sampling that is as good as greedy, even without top_k, which Triton's interpreter cannot run: in
+# the answers to these prompts the likeliest token leads by 0.2 or more in its logit. They are
+# short, as vLLM 0.32 on a CPU fails, with no speculation too, where the prefill of a request with
+# a seed is split.
+CLEAR_PROMPTS = ("42", "Hello world", "42 42")
+CERTAIN = {"temperature": 1.0, "top_k": 1} if RUNNER == "v1" else {"temperature": 0.01, "seed": 5}
 SCENARIOS = {
     "greedy": Scenario({"max_tokens": 40}),
     "ignore_eos": Scenario({"max_tokens": 60, "ignore_eos": True}),
@@ -51,13 +60,8 @@ SCENARIOS = {
     "prompt logprobs": Scenario({"max_tokens": 20, "prompt_logprobs": 2}),
     "bad words": Scenario({"max_tokens": 30}, from_baseline="bad_words"),
     "json schema": Scenario({"max_tokens": 32, "structured_outputs": SCHEMA}),
-    "n above 1": Scenario({"max_tokens": 20, "n": 3, "temperature": 1.0, "top_k": 1}),
-    # Short prompts: vLLM 0.32 on a CPU fails, with no speculation too, when the prefill of a
-    # request with a seed is split.
-    "fixed seed": Scenario(
-        {"max_tokens": 30, "seed": 7, "temperature": 1.0, "top_k": 1},
-        prompts=("Once upon a time", "x", "The end."),
-    ),
+    "n above 1": Scenario({"max_tokens": 20, "n": 3, **CERTAIN}, prompts=CLEAR_PROMPTS),
+    "fixed seed": Scenario({"max_tokens": 20, **CERTAIN, "seed": 7}, prompts=CLEAR_PROMPTS),
     "speculation off for the request": Scenario(
         {"max_tokens": 30, "extra_args": {"specplug_num_speculative_tokens": 0}}
     ),
@@ -65,7 +69,13 @@ SCENARIOS = {
 
 
 ALL_K = (4, 1, 16)
+V2_STRATEGIES_IN_CI = ("suffix", "lookahead", "random", "oracle", "raising", "nonsense")
+V2_SCENARIOS_IN_CI = (
+    "to the model's length", "stop token", "min_tokens", "json schema", "n above 1",
+    "speculation off for the request",
+)  # fmt: skip
 AT_EVERY_K = ("greedy", "ignore_eos", "to the model's length", "stop token", "json schema")
+AT_ONE_K = [name for name in SCENARIOS if name not in AT_EVERY_K]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +83,11 @@ def baseline(start, tiny_model):
     return start(tiny_model)
 
 
-@pytest.fixture(scope="module", params=ALL_K, ids="K={}".format)
+@pytest.fixture(
+    scope="module",
+    params=[ALL_K[0], *(pytest.param(k, marks=thorough_on_v2) for k in ALL_K[1:])],
+    ids="K={}".format,
+)
 def engine(request, baseline, start, tiny_model):
     # After the baseline: the metrics that vLLM reads are those of the engine started last.
     # Strategies that fail on purpose would switch the shared proposer off.
@@ -106,14 +120,33 @@ def chosen(baseline, scenario):
     return [baseline.llm.get_tokenizer().decode([token]).strip() or "e" for token in tokens]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(
-    ("engine", "scenario"),
-    [(k, name) for k in ALL_K for name in SCENARIOS if k == ALL_K[0] or name in AT_EVERY_K],
-    indirect=["engine"],
-    scope="module",
-)
+def cases(names):
+    """Return scenarios with every strategy; on the slow V2 runner, CI takes a part of them."""
+    return [
+        pytest.param(name, strategy, marks=() if in_ci(name, strategy) else thorough_on_v2)
+        for name in names
+        for strategy in STRATEGIES
+    ]
+
+
+def in_ci(name, strategy):
+    if name == "greedy":
+        return strategy in V2_STRATEGIES_IN_CI
+    return name in V2_SCENARIOS_IN_CI and strategy == "oracle"
+
+
+@pytest.mark.parametrize(("scenario", "strategy"), cases(AT_EVERY_K))
 def test_text_is_the_engines_own(engine, expected, scenario, strategy):
+    check_text(engine, expected, scenario, strategy)
+
+
+@pytest.mark.parametrize("engine", ALL_K[:1], indirect=True, ids="K={}".format)
+@pytest.mark.parametrize(("scenario", "strategy"), cases(AT_ONE_K))
+def test_text_is_the_engines_own_in_other_scenarios(engine, expected, scenario, strategy):
+    check_text(engine, expected, scenario, strategy)
+
+
+def check_text(engine, expected, scenario, strategy):
     params, answers = expected(scenario)
     proposer = Switch.to(strategy_for(strategy, answers))
     engine.reset_counters()
@@ -147,14 +180,14 @@ def test_a_right_draft_is_used_whole(engine, baseline):
     Switch.to(strategy_for("oracle", answers))
     engine.reset_counters()
 
-    outputs = engine.generate(PROMPTS, params)
+    # One at a time: where many share a step's token budget, the scheduler shortens drafts.
+    outputs = [output for prompt in PROMPTS for output in engine.generate([prompt], params)]
 
     assert [output.tokens for output in outputs] == [answer.tokens for answer in answers]
     counters = engine.runtime.counters
     assert counters.acceptance_rate == 1.0
     assert counters.mean_acceptance_length == counters.tokens_per_step == k + 1
     assert counters.num_steps == 3 * len(PROMPTS)
-    assert_counters_agree(engine)
 
 
 def test_a_request_may_lower_k(engine, expected):
@@ -171,7 +204,10 @@ def test_a_request_may_lower_k(engine, expected):
     assert k + 0.5 < engine.runtime.counters.mean_acceptance_length <= k + 1
 
 
-@pytest.mark.parametrize("value", ["4", -1, True, 1.5, [1], None])
+@pytest.mark.parametrize(
+    "value",
+    ["4", None, *(pytest.param(one, marks=thorough_on_v2) for one in (-1, True, 1.5, [1]))],
+)
 def test_bad_request_options_are_left_out_and_said_so(engine, expected, caplog, value):
     params, answers = expected("greedy")
     Switch.to(Random)
@@ -184,14 +220,15 @@ def test_bad_request_options_are_left_out_and_said_so(engine, expected, caplog, 
     assert len(told) == (0 if value is None else len(PROMPTS))
 
 
-def test_aborted_requests_leave_nothing_behind(engine, expected):
-    params, answers = expected("ignore_eos")
+def test_aborted_requests_leave_nothing_behind(engine, baseline):
+    params = sampling({"max_tokens": 30, "ignore_eos": True})
+    answers = baseline.generate(ALL_PROMPTS, params)
     proposer = Switch.to(Random)
     llm_engine = engine.llm.llm_engine
-    for i, prompt in enumerate(PROMPTS):
-        llm_engine.add_request(str(i), prompt, sampling(params))
+    for i, prompt in enumerate(ALL_PROMPTS):
+        llm_engine.add_request(str(i), prompt, params)
     finished = {}
-    for step in range(10_000):
+    for step in range(1_000):
         for output in llm_engine.step():
             if output.finished:
                 finished[output.request_id] = list(output.outputs[0].token_ids)
@@ -204,5 +241,5 @@ def test_aborted_requests_leave_nothing_behind(engine, expected):
     for i, answer in enumerate(answers):
         if str(i) not in ("0", "2", "6"):
             assert finished[str(i)] == answer.tokens
-    assert proposer.begun == len(PROMPTS) - 1
+    assert proposer.begun == len(ALL_PROMPTS) - 1
     assert proposer.alive == [] and engine.runtime.num_requests == 0

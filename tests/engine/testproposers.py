@@ -2,12 +2,14 @@
 the strategies that try to do harm."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
 from specplug import (
     Batch,
     Capability,
+    DeviceProposer,
     Drafts,
     Options,
     PluginManager,
@@ -16,8 +18,8 @@ from specplug import (
     Usage,
 )
 
-ALPHABET = range(100, 164)
-"""The tokens that the made-up model usually produces."""
+ALPHABET = range(20, 84)
+"""The tokens that the made-up model usually produces: characters."""
 
 
 class Counted(Proposer):
@@ -79,6 +81,13 @@ class Oracle(Counted):
         return rows
 
 
+class ByRank(Counted):
+    """Drafts something else on each tensor-parallel rank, as no proposer may."""
+
+    def propose(self, batch: Batch):
+        return [[ALPHABET[Switch.engine.rank]] for _ in range(len(batch))]
+
+
 class Raising(Counted):
     """Fails every time, and with everything it is asked."""
 
@@ -92,7 +101,7 @@ class Raising(Counted):
 class Nonsense(Counted):
     """Returns something else each time, never anything right."""
 
-    def __init__(self, vocab_size: int = 49152):
+    def __init__(self, vocab_size: int = 512):
         super().__init__()
         self._calls = 0
         v = vocab_size
@@ -151,10 +160,51 @@ class Switch(Proposer):
         return cls.current
 
 
-def spec(name: str, factory) -> ProposerSpec:
-    return ProposerSpec(name, lambda _options: factory(), options=Options)
+class DeviceLookup(DeviceProposer):
+    """Continues as the text went on after the last two tokens occurred before, in torch.
+
+    Attributes:
+        fault: what a test wants it to do instead.
+        known: the requests that it knows.
+    """
+
+    fault = ""
+    known: ClassVar[set[str]] = set()
+
+    def begin(self, request):
+        self.known.add(request.id)
+
+    def end(self, request_id):
+        self.known.remove(request_id)
+
+    def propose_on_device(self, batch):
+        import torch
+
+        n, k = len(batch), batch.max_draft_tokens
+        if self.fault == "raise":
+            raise RuntimeError("no memory left on the device")
+        if self.fault:
+            return {
+                "floats": torch.zeros(n, k),
+                "nothing": None,
+                "outside": torch.full((n, k), 512),
+            }[self.fault]
+        tokens, length = batch.token_ids[batch.rows].long(), batch.num_tokens.long().unsqueeze(1)
+        last = tokens.gather(1, length - 1)
+        before = tokens.gather(1, (length - 2).clamp(min=0))
+        ends = torch.arange(1, tokens.shape[1])
+        hits = (tokens[:, 1:] == last) & (tokens[:, :-1] == before) & (ends < length - 1)
+        end = (hits * ends).amax(1, keepdim=True)  # 0 if there is none
+        positions = end + 1 + torch.arange(k)
+        drafts = tokens.gather(1, positions.clamp(max=tokens.shape[1] - 1))
+        return torch.where((end > 0) & (positions < length), drafts, -1)
+
+
+def spec(name: str, factory, needs=frozenset()) -> ProposerSpec:
+    return ProposerSpec(name, lambda _options: factory(), options=Options, needs=needs)
 
 
 switch = spec("switch", Switch)
 raising = spec("raising", Raising)
 random_tokens = spec("random_tokens", Random)
+device_lookup = spec("device_lookup", DeviceLookup, frozenset({Capability.DEVICE_TENSORS}))
