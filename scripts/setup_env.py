@@ -1,7 +1,7 @@
 """Make .venv: the engine, the demo's model, specplug itself. Standard library only.
 
 What a finished step depended on is noted in it, so a second run does only what changed, and an
-interrupted one goes on where it stopped. ``--venv`` and ``--engine`` make others.
+interrupted one goes on where it stopped. ``SPECPLUG_VENV`` and ``--engine`` make others.
 """
 
 from __future__ import annotations

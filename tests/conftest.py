@@ -121,3 +121,14 @@ def install(tmp_path, monkeypatch):
     yield make
     for module in made:
         sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def plugins_left_out(install, monkeypatch):
+    """Two plugins that claim the same name, a broken one and a blocked one."""
+    spec = "from specplug import ProposerSpec\nSPEC = ProposerSpec(name='twice', factory='x:y')\n"
+    install("first", entries={"twice": "first_module:SPEC"}, first_module=spec)
+    install("second", entries={"twice": "second_module:SPEC"}, second_module=spec)
+    install("broken", entries={"entry": "broken_module:SPEC"}, broken_module="1 / 0 #[bold]")
+    install("unwanted", entries={"entry": "nowhere:SPEC"})
+    monkeypatch.setenv("SPECPLUG_BLOCK", "unwanted")

@@ -54,13 +54,7 @@ def test_list_shows_needs(install):
     assert "needs: logits" in listed()
 
 
-def test_list_shows_what_was_left_out_and_why(install, monkeypatch):
-    spec = "from specplug import ProposerSpec\nSPEC = ProposerSpec(name='twice', factory='x:y')\n"
-    install("first", entries={"twice": "first_module:SPEC"}, first_module=spec)
-    install("second", entries={"twice": "second_module:SPEC"}, second_module=spec)
-    install("broken", entries={"entry": "broken_module:SPEC"}, broken_module="1 / 0 #[bold]")
-    install("unwanted", entries={"entry": "nowhere:SPEC"})
-    monkeypatch.setenv("SPECPLUG_BLOCK", "unwanted")
+def test_list_shows_what_was_left_out_and_why(plugins_left_out):
     found = json.loads(listed("--json"))
     assert [origin["distribution"] for origin in found["conflicts"]["twice"]] == ["first", "second"]
     assert [origin["distribution"] for origin in found["blocked"]] == ["unwanted"]

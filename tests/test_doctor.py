@@ -139,13 +139,7 @@ def test_no_engine_is_a_problem_and_is_not_examined(backend):
     assert not seen
 
 
-def test_plugins_that_were_left_out_are_named(backend, install, monkeypatch):
-    spec = "from specplug import ProposerSpec\nSPEC = ProposerSpec(name='twice', factory='x:y')\n"
-    install("first", entries={"twice": "first_module:SPEC"}, first_module=spec)
-    install("second", entries={"twice": "second_module:SPEC"}, second_module=spec)
-    install("broken", entries={"entry": "broken_module:SPEC"}, broken_module="1 / 0")
-    install("unwanted", entries={"entry": "nowhere:SPEC"})
-    monkeypatch.setenv("SPECPLUG_BLOCK", "unwanted")
+def test_plugins_that_were_left_out_are_named(backend, plugins_left_out):
     backend()
     plugins = [c for c in diagnose("vllm", "vllm 9", []).checks if c.name == "plugin"]
     assert [(check.status, check.found) for check in plugins] == [

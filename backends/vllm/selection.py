@@ -46,8 +46,8 @@ def watched(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
             post_init(self)
             return
         refuse_unsupported(self)
-        # Keeps what subclasses of others add.
-        self.__class__ = _selected_class(type(self))
+        if type(self) is VllmConfig:  # a subclass keeps what it adds
+            self.__class__ = SelectedConfig
         _refuse_forced_v2(self)
         prometheus.prepare()
         if not self.use_v2_model_runner:
@@ -82,10 +82,6 @@ class SelectedConfig(VllmConfig):  # type: ignore[misc]
         self.__dict__.update(state)
         if self.use_v2_model_runner:
             _teach_this_process()
-
-
-def _selected_class(cls: type[Any]) -> type[Any]:
-    return SelectedConfig if cls is VllmConfig else cls
 
 
 @functools.cache
