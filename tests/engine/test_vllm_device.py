@@ -2,8 +2,8 @@
 
 import pytest
 from harness import PROMPTS, RUNNER, sampling
-from test_vllm_text import SCHEMA
 from testproposers import DeviceLookup
+from traffic import SCHEMA
 
 PARAMS = {"max_tokens": 40, "ignore_eos": True}
 v2_only = pytest.mark.skipif(RUNNER == "v1", reason="the V1 runner keeps tokens on the host")

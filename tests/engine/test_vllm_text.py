@@ -15,6 +15,7 @@ from harness import (
     thorough_on_v2,
 )
 from testproposers import ALPHABET, Random, Switch
+from traffic import SCHEMA
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,6 @@ def ids(length: int) -> dict:
     return {"prompt_token_ids": [ALPHABET[i * 7 % 64] for i in range(length)]}
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-}
 # Sampling that is as good as greedy, even without top_k, which Triton's interpreter cannot run: in
 # the answers to these prompts the likeliest token leads by 0.2 or more in its logit. They are
 # short, as vLLM 0.32 on a CPU fails, with no speculation too, where the prefill of a request with
