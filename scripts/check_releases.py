@@ -20,7 +20,8 @@ from zipfile import ZipFile
 import typer
 
 from specplug.backends.vllm import compat
-from specplug.backends.vllm.compat import Hook
+from specplug.backends.vllm.compat import RELEASES as SUPPORTED
+from specplug.compat import Hook, in_source, mismatches
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASES = ROOT / ".cache" / "releases"
@@ -47,8 +48,8 @@ class Release:
 
 def minors() -> list[str]:
     """Return every supported minor release, such as ``"0.22"``."""
-    major, oldest = compat.OLDEST
-    return [f"{major}.{minor}" for minor in range(oldest, compat.NEWEST[1] + 1)]
+    major, oldest = SUPPORTED.oldest
+    return [f"{major}.{minor}" for minor in range(oldest, SUPPORTED.newest[1] + 1)]
 
 
 def examine(minor: str) -> Release:
@@ -62,8 +63,8 @@ def examine(minor: str) -> Release:
 
 def differences(folder: Path) -> dict[str, Differing]:
     """Return the hooks that are not as expected in the source under ``folder``."""
-    look = partial(compat.in_source, source=partial(source_file, folder))
-    return {name: compat.mismatches(hooks, look) for name, hooks in GENERATIONS.items()}
+    look = partial(in_source, source=partial(source_file, folder))
+    return {name: mismatches(hooks, look) for name, hooks in GENERATIONS.items()}
 
 
 def source_file(folder: Path, module: str) -> Path:

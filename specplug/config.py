@@ -43,13 +43,6 @@ class Settings(Options):
     record_max_bytes: PositiveInt = Field(
         10**9, description="The most that a process records, in bytes."
     )
-    runner: Literal["auto", "v1", "v2"] = Field(
-        "auto", description="vLLM's model runner: V2 where vLLM supports it, or one by force."
-    )
-    check_rank_agreement: bool = Field(
-        False,
-        description="Debugging: compare the drafts of all tensor-parallel ranks at every step.",
-    )
     allow_untested_engine: bool = Field(
         False, description="Start with an engine version outside the tested range."
     )

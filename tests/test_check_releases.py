@@ -6,8 +6,8 @@ import pytest
 
 from scripts import check_releases
 from scripts.check_releases import Release
-from specplug.backends.vllm import compat
-from specplug.backends.vllm.compat import Hook
+from specplug.backends.vllm.compat import RELEASES as SUPPORTED
+from specplug.compat import Hook
 
 STEP = Hook("vllm.runner", "Runner.step", ("self", "plan"))
 MAKE = Hook("vllm.spec", "make", ("config", "device"))
@@ -34,9 +34,9 @@ def make_release(tmp_path):
 
 def test_every_supported_minor_is_looked_at():
     minors = check_releases.minors()
-    assert minors[0] == ".".join(map(str, compat.OLDEST))
-    assert minors[-1] == ".".join(map(str, compat.NEWEST))
-    assert len(minors) == len(set(minors)) == compat.NEWEST[1] - compat.OLDEST[1] + 1
+    assert minors[0] == ".".join(map(str, SUPPORTED.oldest))
+    assert minors[-1] == ".".join(map(str, SUPPORTED.newest))
+    assert len(minors) == len(set(minors)) == SUPPORTED.newest[1] - SUPPORTED.oldest[1] + 1
 
 
 def test_modules_and_packages_are_found(make_release):

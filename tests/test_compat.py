@@ -8,8 +8,9 @@ from functools import partial
 
 import pytest
 
-from specplug.backends.vllm import compat
-from specplug.backends.vllm.compat import Hook
+from specplug import compat
+from specplug.backends.vllm.compat import OLDEST_V2, RELEASES
+from specplug.compat import Hook
 from specplug.errors import EngineSupportError
 
 SOURCE = """
@@ -93,27 +94,27 @@ def test_a_mismatch_is_refused_in_words(monkeypatch):
     module = types.ModuleType("m")
     exec(SOURCE, module.__dict__)
     monkeypatch.setitem(sys.modules, "m", module)
-    compat.check([Hook("m", "make", ("config",))])
+    RELEASES.check_hooks([Hook("m", "make", ("config",))])
     with pytest.raises(EngineSupportError) as caught:
-        compat.check([Hook("m", "make", ("config",)), Hook("m", "make", ("device",))])
+        RELEASES.check_hooks([Hook("m", "make", ("config",)), Hook("m", "make", ("device",))])
     for words in ("m.make", "expected (device, …)", "found (config, device, state)", "upgrade"):
         assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("version", ["0.22.0", "0.22.1", "0.32.0", "0.33.1+cu130", "0.28.0rc1"])
 def test_supported_releases(version):
-    assert compat.supported(version)
-    compat.check_version(version, allow_untested=False)
+    assert RELEASES.supports(version)
+    RELEASES.check(version, allow_untested=False)
 
 
 @pytest.mark.parametrize("version", ["0.21.9", "0.34.0", "1.22", "dev", ""])
 def test_other_releases_are_refused_unless_wanted(version):
-    assert not compat.supported(version)
+    assert not RELEASES.supports(version)
     with pytest.raises(EngineSupportError, match=r"0\.22 to 0\.33"):
-        compat.check_version(version, allow_untested=False)
-    compat.check_version(version, allow_untested=True)
+        RELEASES.check(version, allow_untested=False)
+    RELEASES.check(version, allow_untested=True)
 
 
 def test_v2_begins_later():
-    assert not compat.supported("0.27.3", compat.OLDEST_V2)
-    assert compat.supported("0.28.0", compat.OLDEST_V2)
+    assert not RELEASES.supports("0.27.3", OLDEST_V2)
+    assert RELEASES.supports("0.28.0", OLDEST_V2)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
+from specplug.backends.vllm.compat import RELEASES
 from specplug.backends.vllm.ranks import RankCheck
-from specplug.config import Settings, validate
+from specplug.backends.vllm.settings import VllmSettings
+from specplug.config import validate
 from specplug.errors import OptionError
+from specplug.guard import Guard
 from specplug.proposer import Capability, EngineInfo
 from specplug.runtime import Arrival, Runtime
-
-logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 SECTION = "specplug"
 """The key of specplug's settings in ``--additional-config``."""
@@ -32,14 +31,14 @@ def selected(vllm_config: Any) -> str | None:
     return None
 
 
-def settings_of(vllm_config: Any) -> Settings:
+def settings_of(vllm_config: Any) -> VllmSettings:
     """Return the user's settings.
 
     Raises:
         OptionError: naming every wrong option.
     """
     return validate(
-        Settings,
+        VllmSettings,
         (vllm_config.additional_config or {}).get(SECTION, {}),
         f"the '{SECTION}' section of --additional-config",
     )
@@ -57,6 +56,18 @@ def refuse_unsupported(vllm_config: Any) -> None:
             f"pipeline_parallel_size is {stages}; specplug works with 1 only.",
             hint="Use tensor or data parallelism, or leave speculation off.",
         )
+
+
+def check_release(vllm_config: Any) -> None:
+    """Refuse releases of vLLM that specplug does not know, unless the user wants to try.
+
+    Raises:
+        EngineSupportError: naming the version found and the range.
+    """
+    import vllm
+
+    allow_untested = settings_of(vllm_config).allow_untested_engine
+    RELEASES.check(vllm.__version__, allow_untested=allow_untested)
 
 
 class Adapter:
@@ -82,23 +93,7 @@ class Adapter:
         engine = engine_info(vllm_config, provides, get_tensor_model_parallel_rank())
         self.runtime = Runtime(proposer, engine, settings)
         self.ranks = RankCheck.make(self.runtime.engine.world_size, settings)
-        self._gave_up = False
-
-    def guarded(self, method: Callable[..., _T], *arguments: Any) -> _T | None:
-        """Call ``method``; if it fails, serve on without drafts.
-
-        vLLM does not guard the calls it makes of us, so an error would end its engine.
-        """
-        if self._gave_up:
-            return None
-        try:
-            return method(*arguments)
-        except Exception:
-            self._gave_up = True
-            logger.exception(
-                "specplug failed and drafts no more; please report this. vLLM goes on."
-            )
-            return None
+        self.guarded = Guard("vLLM")
 
 
 def arrival(

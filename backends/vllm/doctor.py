@@ -16,7 +16,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from specplug.backends.vllm import adapter, compat
-from specplug.config import Settings
+from specplug.backends.vllm.compat import RELEASES
+from specplug.backends.vllm.settings import VllmSettings
+from specplug.compat import Hook, in_source, mismatches
 from specplug.doctor import Check, Status, refused
 from specplug.errors import OptionError, SpecplugError
 from specplug.plugins import PluginManager
@@ -33,7 +35,7 @@ _FLAG = (
 def examine(arguments: Sequence[str]) -> Iterator[Check]:
     """Check the installed vLLM and, if there are any, the arguments of ``vllm serve``."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # what matters of its log is said here
-    settings, config, refusal = Settings(), None, None
+    settings, config, refusal = VllmSettings(), None, None
     if arguments:
         try:
             config = make_config(arguments)
@@ -87,11 +89,11 @@ def _refused_by_vllm(error: Exception) -> Check:
 # -- the environment ------------------------------------------------------------------------
 
 
-def _release(settings: Settings) -> Check:
+def _release(settings: VllmSettings) -> Check:
     import vllm
 
     try:
-        compat.check_version(vllm.__version__, allow_untested=False)
+        RELEASES.check(vllm.__version__, allow_untested=False)
     except SpecplugError as error:
         if not settings.allow_untested_engine:
             return refused("release", error)
@@ -102,7 +104,7 @@ def _release(settings: Settings) -> Check:
     return Check("release", Status.OK, f"vLLM {vllm.__version__} is in the supported range.")
 
 
-def _general_plugin(settings: Settings) -> Check:
+def _general_plugin(settings: VllmSettings) -> Check:
     from vllm import envs
 
     entries = metadata.entry_points(group="vllm.general_plugins", name=_PLUGIN)
@@ -129,12 +131,12 @@ def _hooks() -> Iterator[Check]:
     yield _compared("hooks of V1", compat.V1_HOOKS, Status.PROBLEM, "specplug refuses to start")
     only_v1 = "specplug runs on the V1 model runner only"
     yield _compared("hooks of the config", compat.CONFIG_HOOKS, Status.WARNING, only_v1)
-    if compat.supported(vllm.__version__, compat.OLDEST_V2):
+    if RELEASES.supports(vllm.__version__, compat.OLDEST_V2):
         yield _compared("hooks of V2", compat.V2_HOOKS, Status.WARNING, only_v1)
 
 
-def _compared(name: str, hooks: Sequence[compat.Hook], otherwise: Status, effect: str) -> Check:
-    differing = compat.mismatches(hooks, compat.in_source)
+def _compared(name: str, hooks: Sequence[Hook], otherwise: Status, effect: str) -> Check:
+    differing = mismatches(hooks, in_source)
     if not differing:
         return Check(name, Status.OK, f"All {len(hooks)} are as expected.")
     found = "; ".join(f"{hook}: expected {hook.expected}, found {what}" for hook, what in differing)
@@ -147,7 +149,7 @@ def _compared(name: str, hooks: Sequence[compat.Hook], otherwise: Status, effect
 # -- an engine ------------------------------------------------------------------------------
 
 
-def _engine(config: Any, settings: Settings) -> Iterator[Check]:
+def _engine(config: Any, settings: VllmSettings) -> Iterator[Check]:
     name = adapter.selected(config)
     if name is None:
         yield _not_selected(config)
@@ -175,7 +177,7 @@ def _not_selected(config: Any) -> Check:
     )  # fmt: skip
 
 
-def _proposer(config: Any, settings: Settings, name: str) -> Iterator[Check]:
+def _proposer(config: Any, settings: VllmSettings, name: str) -> Iterator[Check]:
     plugins, provides = PluginManager(), adapter.PROVIDES
     if config.use_v2_model_runner:
         provides |= {Capability.DEVICE_TENSORS}
@@ -194,12 +196,12 @@ def _proposer(config: Any, settings: Settings, name: str) -> Iterator[Check]:
         yield measured(*made, engine, plugins)
 
 
-def _model_runner(config: Any, settings: Settings) -> Check:
+def _model_runner(config: Any, settings: VllmSettings) -> Check:
     runner = "V2" if config.use_v2_model_runner else "V1"
     return Check("model runner", Status.OK, f"{runner}: {next(_reasons(config, settings))}.")
 
 
-def _reasons(config: Any, settings: Settings) -> Iterator[str]:
+def _reasons(config: Any, settings: VllmSettings) -> Iterator[str]:
     """Yield why the config uses the runner that it uses; the first is what decided."""
     from vllm import envs
     from vllm.triton_utils import HAS_TRITON
@@ -236,7 +238,7 @@ def _async_scheduling(config: Any) -> Check:
     )  # fmt: skip
 
 
-def _settings(config: Any, settings: Settings) -> Iterator[Check]:
+def _settings(config: Any, settings: VllmSettings) -> Iterator[Check]:
     """Yield the settings that do nothing with this engine."""
     from vllm import envs
 

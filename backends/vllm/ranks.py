@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from specplug.config import Settings
+from specplug.backends.vllm.settings import VllmSettings
 from specplug.proposer import Drafts
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class RankCheck:
         self.num_differing = 0
 
     @classmethod
-    def make(cls, world_size: int, settings: Settings) -> RankCheck | None:
+    def make(cls, world_size: int, settings: VllmSettings) -> RankCheck | None:
         """Return a check if the user wants one and there is something to compare."""
         if not settings.check_rank_agreement or world_size == 1:
             return None

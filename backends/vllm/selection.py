@@ -21,6 +21,8 @@ from vllm.v1.worker.gpu import spec_decode
 from specplug import prometheus
 from specplug.backends.vllm import compat
 from specplug.backends.vllm.adapter import refuse_unsupported, selected, settings_of
+from specplug.backends.vllm.compat import RELEASES
+from specplug.compat import in_source, mismatches
 from specplug.errors import EngineSupportError
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
@@ -33,7 +35,7 @@ def watch() -> None:
         EngineSupportError: this vLLM makes configs in another way than specplug knows.
     """
     if not hasattr(VllmConfig.__post_init__, "__wrapped__"):
-        compat.check(compat.CONFIG_HOOKS)
+        RELEASES.check_hooks(compat.CONFIG_HOOKS)
         VllmConfig.__post_init__ = watched(VllmConfig.__post_init__)
 
 
@@ -87,10 +89,10 @@ class SelectedConfig(VllmConfig):  # type: ignore[misc]
 @functools.cache
 def why_not_v2() -> str | None:
     """Return why specplug cannot use this vLLM's V2 runner, None if it can."""
-    if not compat.supported(vllm.__version__, compat.OLDEST_V2):
-        oldest, newest = (".".join(map(str, one)) for one in (compat.OLDEST_V2, compat.NEWEST))
+    if not RELEASES.supports(vllm.__version__, compat.OLDEST_V2):
+        oldest, newest = (".".join(map(str, one)) for one in (compat.OLDEST_V2, RELEASES.newest))
         return f"specplug supports vLLM's V2 model runner from {oldest} to {newest}"
-    for hook, found in compat.mismatches(compat.V2_HOOKS, compat.in_source):
+    for hook, found in mismatches(compat.V2_HOOKS, in_source):
         return f"{hook}: expected {hook.expected}, found {found}"
     return None
 

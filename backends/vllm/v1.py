@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from specplug.backends.vllm import compat
-from specplug.backends.vllm.adapter import Adapter, arrival, settings_of
+from specplug.backends.vllm.adapter import Adapter, arrival, check_release
 from specplug.plugins import PluginManager
 from specplug.proposer import Capability, Drafts, Int32Array
 from specplug.runtime import Step
@@ -163,13 +163,11 @@ def install(vllm_config: Any) -> None:
     Raises:
         EngineSupportError: the version or a signature is not one that specplug knows.
     """
-    import vllm
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    allow_untested = settings_of(vllm_config).allow_untested_engine
-    compat.check_version(vllm.__version__, allow_untested=allow_untested)
+    check_release(vllm_config)
     if not hasattr(GPUModelRunner._update_states, "__wrapped__"):
-        compat.check(compat.V1_HOOKS)
+        compat.RELEASES.check_hooks(compat.V1_HOOKS)
         GPUModelRunner._update_states = followed(GPUModelRunner._update_states)
         GPUModelRunner._sample = sampled(GPUModelRunner._sample)
 

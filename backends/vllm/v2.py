@@ -9,12 +9,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import vllm
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from specplug.backends.vllm import compat
-from specplug.backends.vllm.adapter import PROVIDES, Adapter, settings_of
+from specplug.backends.vllm.adapter import PROVIDES, Adapter, check_release
 from specplug.backends.vllm.v2_base import Speculator
 from specplug.backends.vllm.v2_device import DeviceSpeculator
 from specplug.backends.vllm.v2_host import HostSpeculator
@@ -27,10 +26,9 @@ def make_speculator(vllm_config: Any, device: Any, proposer: str) -> Speculator:
     Raises:
         SpecplugError: the engine is not one that specplug knows; the name or an option is wrong.
     """
-    allow_untested = settings_of(vllm_config).allow_untested_engine
-    compat.check_version(vllm.__version__, allow_untested=allow_untested)
+    check_release(vllm_config)
     if not hasattr(GPUModelRunner.add_requests, "__wrapped__"):
-        compat.check(compat.V2_HOOKS)
+        compat.RELEASES.check_hooks(compat.V2_HOOKS)
         _wrap()
     adapter = Adapter(vllm_config, proposer, PROVIDES | {Capability.DEVICE_TENSORS})
     if isinstance(adapter.runtime.proposer, DeviceProposer):

@@ -196,8 +196,9 @@ def test_an_unknown_release(doctor, monkeypatch, settings, status):
 
 def test_a_hook_that_differs(doctor, monkeypatch):
     from specplug.backends.vllm import compat
+    from specplug.compat import Hook
 
-    other = compat.Hook("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._sample", ("logits",))
+    other = Hook("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._sample", ("logits",))
     monkeypatch.setattr(compat, "V1_HOOKS", (other,))
     status, checks = doctor()
     assert status == 1
