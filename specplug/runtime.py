@@ -218,6 +218,10 @@ class Runtime:
         """How many requests are alive."""
         return len(self._states)
 
+    def knows(self, request_id: str) -> bool:
+        """Return whether a request is alive."""
+        return request_id in self._states
+
     def begin(self, arrival: Arrival) -> None:
         """Take in a new request. An id that is still alive is ended first."""
         if arrival.id in self._states:

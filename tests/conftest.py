@@ -6,6 +6,7 @@ The factories keep no state, so they are session-scoped and can be used inside `
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -132,3 +133,13 @@ def plugins_left_out(install, monkeypatch):
     install("broken", entries={"entry": "broken_module:SPEC"}, broken_module="1 / 0 #[bold]")
     install("unwanted", entries={"entry": "nowhere:SPEC"})
     monkeypatch.setenv("SPECPLUG_BLOCK", "unwanted")
+
+
+@pytest.fixture(scope="session")
+def trtllm_model(tmp_path_factory):
+    """A checkpoint's folder, as far as its config, for the double of TensorRT-LLM."""
+    pytest.importorskip("transformers", reason="transformers is not installed: make setup-dev")
+    folder = tmp_path_factory.mktemp("model")
+    config = {"model_type": "llama", "vocab_size": 24, "max_position_embeddings": 200_000}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -1,0 +1,1 @@
+"""TensorRT-LLM: proposers behind the engine's user-provided drafter."""
