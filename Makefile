@@ -10,7 +10,7 @@ V2_TESTS := $(addprefix tests/engine/test_vllm_, text.py device.py requests.py l
 V2_MARK ?= not thorough
 
 .PHONY: demo test test-v2 test-v2-sync test-v2-async test-matrix lint unit bench bench-data bench-free-text \
-	bench-overhead soak check-releases clean setup-dev
+	bench-draft-model bench-overhead soak check-releases clean setup-dev
 
 demo:
 	@$(PYTHON) scripts/setup_env.py --extras demo
@@ -57,6 +57,11 @@ bench: bench-data
 bench-free-text:
 	@$(PYTHON) scripts/setup_env.py --extras demo
 	@$(ENGINE) $(BIN)/python -m benchmarks.free_text
+
+# What a draft model costs by batch size.
+bench-draft-model:
+	@$(PYTHON) scripts/setup_env.py --extras demo,draft-model,replay
+	@$(BIN)/python -m benchmarks.draft_model --figure docs/draft_model_batch.svg
 
 # What speculation costs in the real engine when nothing is drafted.
 bench-overhead:

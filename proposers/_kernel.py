@@ -22,7 +22,6 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_A = TypeVar("_A", bound=NDArray[Any])
 
 
 def compiled(*signature: Any) -> Callable[[_F], _F]:
@@ -63,14 +62,6 @@ def mixed(state, token):  # type: ignore[no-untyped-def]
     """Take one more token into a hash."""
     state = (state ^ np.uint64(token)) * _MULTIPLIER
     return state ^ (state >> _HALF)
-
-
-def with_room(column: _A, slot: int) -> _A:
-    """Return a column of per-request state, ``[slots, ...]``, with a place for ``slot``."""
-    if slot < len(column):
-        return column
-    room = max(64, 2 * slot) - len(column)
-    return np.pad(column, [(0, room)] + [(0, 0)] * (column.ndim - 1))  # type: ignore[return-value]
 
 
 def token_addresses(batch: Batch) -> Int64Array:

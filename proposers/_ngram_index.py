@@ -12,6 +12,7 @@ import numpy as np
 from numba import types
 
 from specplug.proposer import Batch, Drafts, Int32Array, Usage
+from specplug.proposers._columns import with_room
 from specplug.proposers._kernel import (
     INT32S,
     INT64S,
@@ -20,7 +21,6 @@ from specplug.proposers._kernel import (
     int32_at,
     mixed,
     token_addresses,
-    with_room,
 )
 
 INDEXED_PER_CALL = 8192

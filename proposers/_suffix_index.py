@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from specplug.proposer import Batch, Drafts, EngineInfo, Int32Array, Usage
-from specplug.proposers._kernel import Int64Array, token_addresses, with_room
+from specplug.proposers._columns import with_room
+from specplug.proposers._kernel import Int64Array, token_addresses
 from specplug.proposers._suffix_cache import SuffixCache
 from specplug.proposers._suffix_kernels import MAX_MATCH, draft_batch, new_index, update_indexes
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from specplug.proposer import Batch, Drafts, Int32Array, Usage
-from specplug.proposers._kernel import token_addresses, with_room
+from specplug.proposers._columns import with_room
+from specplug.proposers._kernel import token_addresses
 from specplug.proposers._suffix_kernels import follow_batch, index_tokens, new_index
 
 INDEXED_PER_CALL = 8192

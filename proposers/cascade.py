@@ -1,4 +1,4 @@
-"""``cascade``: several proposers behind one name; each request takes the best draft on offer.
+"""``cascade``: several proposers behind one name; each request takes one's draft.
 
 A part that fails is left out from then on; the failure is the cascade's and is counted as such.
 """
@@ -6,10 +6,11 @@ A part that fails is left out from then on; the failure is the cascade's and is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, create_model, field_validator, model_validator
 
 from specplug.drafts import validated
@@ -27,6 +28,7 @@ from specplug.proposer import (
     RequestOptions,
     Usage,
 )
+from specplug.proposers._columns import with_room
 
 _PART_DEFAULTS: dict[str, dict[str, Any]] = {"prediction": {"fallback": None}}
 """The next part is its fallback."""
@@ -77,7 +79,10 @@ class Part:
 
 
 class Cascade(Proposer):
-    """Asks all parts for all requests, and takes one draft for each.
+    """Asks its parts and takes one draft for each request.
+
+    In order, a part is asked only for the requests that those before it have no draft for;
+    by what is expected, all parts are asked for all requests.
 
     Args:
         parts: proposers that are there already.
@@ -96,6 +101,7 @@ class Cascade(Proposer):
         self._expectations = Expectations() if by == "expected" else None
         self._vocab_size = 0
         self._requests: set[str] = set()
+        self._shown: dict[str, Int32Array] = {}  # by part, [slots]: tokens that it has seen
 
     def prepare(self, engine: EngineInfo) -> None:
         """Make and prepare the parts.
@@ -111,6 +117,7 @@ class Cascade(Proposer):
             self._parts.append(Part(name, proposer, spec.request_options))
         for part in self._parts:
             part.proposer.prepare(engine)
+            self._shown[part.name] = np.zeros(0, np.int32)
         self.uses = frozenset().union(*(part.proposer.uses for part in self._parts))
         models = [part.proposer.request_options or part.request_options for part in self._parts]
         self.request_options = create_model("CascadeRequestOptions", __base__=_leaves(models))
@@ -118,6 +125,9 @@ class Cascade(Proposer):
     def begin(self, request: Request) -> None:
         """Let every part meet the request."""
         self._requests.add(request.id)
+        for name, shown in self._shown.items():
+            self._shown[name] = with_room(shown, request.slot)
+            self._shown[name][request.slot] = 0
         self._each(lambda part: part.begin(request))
 
     def observe(self, acceptance: Acceptance) -> None:
@@ -128,26 +138,39 @@ class Cascade(Proposer):
 
     def propose(self, batch: Batch) -> Drafts:
         """Take, for each request, one of the parts' drafts."""
-        offers: list[tuple[str, Drafts]] = []
+        drafts = Drafts.empty(len(batch), int(batch.max_draft_tokens.max()))
+        if self._expectations:
+            self._take_best(batch, drafts, self._expectations)
+        else:
+            self._take_first(batch, drafts)
+        return drafts
 
+    def _take_first(self, batch: Batch, drafts: Drafts) -> None:
         def ask(part: Part) -> None:
-            result = part.proposer.propose(batch)
-            offers.append((part.name, validated(result, batch, self._vocab_size, _refuse)))
+            left = np.flatnonzero(drafts.lengths == 0)
+            if len(left):
+                _copy(self._offer(part, batch.only(left)), np.arange(len(left)), drafts, left)
 
         self._every(ask)
+
+    def _take_best(self, batch: Batch, drafts: Drafts, expectations: Expectations) -> None:
+        offers: list[tuple[str, Drafts]] = []
+        self._every(lambda part: offers.append((part.name, self._offer(part, batch))))
         if not offers:
-            return Drafts.empty(len(batch))
+            return
         lengths = np.stack([offer.lengths for _, offer in offers])
-        if self._expectations:
-            chosen = self._expectations.choose(batch, offers, lengths)
-        else:
-            chosen = (lengths > 0).argmax(axis=0)
-        drafts = Drafts.empty(len(batch), int(batch.max_draft_tokens.max()))
+        chosen = expectations.choose(batch, offers, lengths)
         for i, (_, offer) in enumerate(offers):
-            rows = chosen == i
-            drafts.token_ids[rows, : offer.token_ids.shape[1]] = offer.token_ids[rows]
-            drafts.lengths[rows] = offer.lengths[rows]
-        return drafts
+            rows = np.flatnonzero(chosen == i)
+            _copy(offer, rows, drafts, rows)
+
+    def _offer(self, part: Part, batch: Batch) -> Drafts:
+        """Let a part draft; what is new to it may be more than what this step brought."""
+        shown = self._shown[part.name]
+        new = batch.num_tokens - shown[batch.slots]
+        shown[batch.slots] = batch.num_tokens
+        result = part.proposer.propose(replace(batch, num_new_tokens=new))
+        return validated(result, batch, self._vocab_size, _refuse)
 
     def end(self, request_id: str) -> None:
         """Let every part forget the request."""
@@ -235,6 +258,12 @@ class Expectations:
         total, count = self._sums.get(request_id, {}).get(name, (0.0, 0.0))
         worker_total, worker_count = self._worker.get(name, (1.0, 1.0))
         return (total + _PRIOR * worker_total / worker_count) / (count + _PRIOR)
+
+
+def _copy(offer: Drafts, of: NDArray[np.intp], drafts: Drafts, to: NDArray[np.intp]) -> None:
+    """Take the drafts in the rows ``of`` of an offer for the rows ``to``."""
+    drafts.token_ids[to, : offer.token_ids.shape[1]] = offer.token_ids[of]
+    drafts.lengths[to] = offer.lengths[of]
 
 
 def _averaged(so_far: tuple[float, float] | None, value: int) -> tuple[float, float]:

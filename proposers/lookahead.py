@@ -89,7 +89,7 @@ class LookaheadProposer(Proposer):
 
     def begin(self, request: Request) -> None:
         """Start with no guess and nothing remembered."""
-        from specplug.proposers._kernel import with_room
+        from specplug.proposers._columns import with_room
 
         slot = request.slot
         self._index.begin(request.id, slot)

@@ -107,7 +107,7 @@ class SuffixProposer(Proposer):
 
     def begin(self, request: Request) -> None:
         """Note the request; its index is made with its first draft."""
-        from specplug.proposers._kernel import with_room
+        from specplug.proposers._columns import with_room
         from specplug.proposers._suffix_cache import owner_of
 
         self._slots[request.id] = request.slot

@@ -163,6 +163,23 @@ class Batch:
         """Return all tokens of request ``i``: an int32 view ``[num_tokens[i]]``, read-only."""
         return self.token_ids[self.rows[i], : self.num_tokens[i]]
 
+    def only(self, index: NDArray[np.integer[Any]]) -> Batch:
+        """Return some of the requests, for a proposer that leaves them to another.
+
+        Args:
+            index: integers ``[m]``, which.
+        """
+        return Batch(
+            request_ids=[self.request_ids[i] for i in index.tolist()],
+            slots=self.slots[index],
+            token_ids=self.token_ids,
+            rows=self.rows[index],
+            num_tokens=self.num_tokens[index],
+            num_new_tokens=self.num_new_tokens[index],
+            num_prompt_tokens=self.num_prompt_tokens[index],
+            max_draft_tokens=self.max_draft_tokens[index],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Drafts:

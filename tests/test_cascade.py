@@ -210,3 +210,43 @@ def test_the_options_of_a_part_reach_it(make_engine):
 def test_options_for_what_is_no_part_are_refused(make_engine):
     with pytest.raises(OptionError, match="'q'"):
         cascade(make_engine, {"p": Fixed({})}, part_options={"q": {}})
+
+
+# -- who is asked -----------------------------------------------------------------------------
+
+
+class Asked(Proposer):
+    """Remembers for whom it was asked, and how much was new."""
+
+    def __init__(self, drafts):
+        self.drafts, self.asked = drafts, []
+
+    def propose(self, batch):
+        self.asked.append(dict(zip(batch.request_ids, batch.num_new_tokens.tolist(), strict=True)))
+        return [self.drafts.get(request_id, []) for request_id in batch.request_ids]
+
+
+def test_in_order_a_part_is_asked_for_what_is_left_and_told_all_that_is_new(make_engine):
+    first, second, third = Asked({"a": [5]}), Asked({"b": [6], "c": [7]}), Asked({})
+    runtime = cascade(make_engine, {"first": first, "second": second, "third": third})
+    for request_id in "abc":
+        runtime.begin(Arrival(request_id, [1], 60))
+    assert step(runtime, ["a", "b", "c"]) == [[5], [6], [7]]
+    first.drafts = {}
+    assert step(runtime, ["c", "a"], ((1, 2, 3, 4), (1, 2, 3, 4))) == [[7], []]
+    assert first.asked == [{"a": 2, "b": 2, "c": 2}, {"c": 2, "a": 2}]
+    assert second.asked == [{"b": 2, "c": 2}, {"c": 2, "a": 4}]
+    assert third.asked == [{"a": 4}]
+    runtime.end("a")
+    runtime.begin(Arrival("d", [1], 60))  # takes the slot over
+    step(runtime, ["d"])
+    assert second.asked[-1] == third.asked[-1] == {"d": 2}
+    assert runtime.counters.num_faults == 0
+
+
+def test_by_what_is_expected_all_are_asked(make_engine):
+    parts = {"first": Asked({"a": [5]}), "second": Asked({})}
+    runtime = cascade(make_engine, parts, by="expected")
+    runtime.begin(Arrival("a", [1], 60))
+    step(runtime, ["a"])
+    assert [part.asked for part in parts.values()] == [[{"a": 2}]] * 2
