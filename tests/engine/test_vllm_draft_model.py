@@ -24,7 +24,7 @@ def answers(start, deep_model):
 
 
 @pytest.fixture(scope="module")
-def engine(start, deep_model):
+def engine(start, deep_model, answers):  # vLLM has the metrics of its latest engine only
     return start(deep_model, "draft_model", K, {"options": {"model": str(deep_model), **CACHE}})
 
 
