@@ -9,7 +9,7 @@ V2_TESTS := $(addprefix tests/engine/test_vllm_, text.py device.py requests.py l
 	memory.py sampling.py startup.py recording.py ranks.py overhead.py)
 V2_MARK ?= not thorough
 
-.PHONY: demo test test-v2 test-v2-sync test-v2-async test-matrix lint unit bench bench-data bench-free-text \
+.PHONY: demo test test-llamacpp test-v2 test-v2-sync test-v2-async test-matrix lint unit bench bench-data bench-free-text \
 	bench-draft-model bench-overhead soak check-releases clean setup-dev
 
 demo:
@@ -29,6 +29,11 @@ test-v2-sync:
 
 test-v2-async:
 	@SPECPLUG_TEST_RUNNER=v2-async $(ENGINE) $(BIN)/pytest -m "$(V2_MARK)" $(V2_TESTS)
+
+# llama.cpp, built from source: about ten minutes the first time.
+test-llamacpp:
+	@$(PYTHON) scripts/setup_env.py --extras benchmark,dev,demo,llamacpp
+	@$(BIN)/pytest tests/engine/test_llamacpp.py
 
 unit: setup-dev
 	@$(BIN)/pytest -m "not engine"

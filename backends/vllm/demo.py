@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from specplug.runtime import running
+from specplug.config import REQUEST_PREFIX
+from specplug.demo.answering import answer, drafting_costs, options_apart
 
 _COUNTED = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
@@ -29,19 +28,10 @@ def methods(proposers: Sequence[str], k: int) -> dict[str, dict[str, Any] | None
 
 
 def serve() -> None:
-    """Run one engine and answer the requests on standard input, a JSON object a line.
-
-    The first line says which engine to start; its answer says that it is ready.
-    """
-    # The engine prints too: that goes to the log, which is standard error.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    """Run one engine and answer the requests on standard input."""
     # It would outrank the size given below: the demo's engines are small, and there are many.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    llm = _start(**json.loads(sys.stdin.readline()))
-    print(json.dumps({"ready": True}), file=answers)
-    for line in sys.stdin:
-        print(json.dumps(_generate(llm, **json.loads(line))), file=answers)
+    answer(_start, _generate)
 
 
 def _start(model: str, speculation: dict[str, Any] | None) -> Any:
@@ -72,20 +62,14 @@ def _generate(llm: Any, text: str, max_tokens: int, round_name: str) -> dict[str
     from vllm import SamplingParams
 
     message = {"role": "user", "content": text}
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, extra_args=_apart(round_name))
+    options = {f"{REQUEST_PREFIX}{k}": v for k, v in options_apart(round_name).items()}
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, extra_args=options)
     before = _counts(llm)
     started = time.perf_counter()
     [result] = llm.chat([message], sampling, use_tqdm=False)
     seconds = time.perf_counter() - started
     counted = {name: value - before[name] for name, value in _counts(llm).items()}
     return {"token_ids": list(result.outputs[0].token_ids), "seconds": seconds, **counted}
-
-
-def _apart(round_name: str) -> dict[str, str]:
-    """Keep rounds from drafting from the answers of earlier ones: the prompts are the same."""
-    models = [runtime.request_options for runtime in running()]
-    knows = any("cache_namespace" in model.model_fields for model in models)
-    return {"specplug_cache_namespace": round_name} if knows else {}
 
 
 def _counts(llm: Any) -> dict[str, float]:
@@ -95,7 +79,4 @@ def _counts(llm: Any) -> dict[str, float]:
     for name in _COUNTED:
         metric = engine.get(f"vllm:spec_decode_{name}")
         counts[name] = metric.value if metric else 0
-    counters = [runtime.counters for runtime in running()]
-    counts["num_propose_calls"] = sum(counter.num_propose_calls for counter in counters)
-    counts["propose_seconds"] = sum(counter.propose_seconds for counter in counters)
-    return counts
+    return {**counts, **drafting_costs()}

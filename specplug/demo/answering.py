@@ -1,0 +1,46 @@
+"""One engine of the demo, in a process of its own: lines of JSON in, lines of JSON out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from specplug.runtime import running
+
+
+def answer(start: Callable[..., Any], generate: Callable[..., dict[str, Any]]) -> None:
+    """Start an engine and answer the requests on standard input until it ends.
+
+    Args:
+        start: called with the first line, which says which engine; the answer says it is ready.
+        generate: called with the engine and, as keywords, each line after it.
+    """
+    # Engines print too: that goes to the log, which is standard error.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    engine = start(**json.loads(sys.stdin.readline()))
+    print(json.dumps({"ready": True}), file=answers)
+    for line in sys.stdin:
+        print(json.dumps(generate(engine, **json.loads(line))), file=answers)
+
+
+def options_apart(round_name: str) -> dict[str, str]:
+    """Return the request options that keep rounds from drafting from earlier rounds' answers.
+
+    The prompts of all rounds are the same.
+    """
+    models = [runtime.request_options for runtime in running()]
+    knows = any("cache_namespace" in model.model_fields for model in models)
+    return {"cache_namespace": round_name} if knows else {}
+
+
+def drafting_costs() -> dict[str, float]:
+    """Return what the runtimes of this process spent on drafting so far."""
+    counters = [runtime.counters for runtime in running()]
+    return {
+        "num_propose_calls": sum(counter.num_propose_calls for counter in counters),
+        "propose_seconds": sum(counter.propose_seconds for counter in counters),
+    }
