@@ -1,0 +1,51 @@
+"""``specplug doctor --engine transformers`` and what its demo compares."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from specplug import cli
+from specplug.backends.transformers import compat, demo
+
+pytest.importorskip("transformers", reason="make setup-dev installs transformers")
+
+
+def doctor(*arguments):
+    command = ["doctor", "--engine", "transformers", "--json", *map(str, arguments)]
+    result = CliRunner().invoke(cli.app, command)
+    checks = json.loads(result.stdout)["checks"]
+    return result.exit_code, {check["name"]: check for check in checks}
+
+
+def test_a_model_that_can_be_served(trtllm_model):
+    status, checks = doctor(trtllm_model)
+    assert status == 0
+    assert checks["release"]["status"] == "ok"
+    assert "(llama) is a causal language model" in checks["model"]["found"]
+
+
+def test_models_that_cannot(tmp_path):
+    status, checks = doctor(tmp_path)
+    assert (status, checks["model"]["status"]) == (1, "problem")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    status, checks = doctor(tmp_path)
+    assert status == 1
+    assert "(t5) is no decoder-only model" in checks["model"]["found"]
+
+
+def test_a_transformers_that_differs(monkeypatch):
+    monkeypatch.setattr(compat, "NEEDED", {"Cache.no_such_thing": ()})
+    status, checks = doctor()
+    assert status == 1
+    assert "Cache.no_such_thing is not there" in checks["release"]["found"]
+
+
+def test_the_demo_compares_prompt_lookup_of_the_same_length():
+    methods = demo.methods(["suffix"], 5)
+    assert list(methods) == ["no speculation", "transformers prompt lookup", "specplug suffix"]
+    assert methods["no speculation"] is None
+    assert methods["transformers prompt lookup"]["prompt_lookup_num_tokens"] == 5
+    assert methods["specplug suffix"] == {"proposer": "suffix", "num_speculative_tokens": 5}
