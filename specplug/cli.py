@@ -39,6 +39,7 @@ class DemoEngine(StrEnum):
 
     VLLM = "vllm"
     TRANSFORMERS = "transformers"
+    LLAMACPP = "llamacpp"
 
 
 class DoctorEngine(StrEnum):

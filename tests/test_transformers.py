@@ -274,6 +274,35 @@ def test_a_stream_that_fails_ends_the_request(model):
     nothing_left()
 
 
+def test_transformers_still_withholds_the_streamer(model):
+    """If this fails, ``backends/transformers/caller.py`` can go."""
+    seen = {}
+
+    def look(_model, input_ids, **arguments):
+        seen.update(arguments)
+        return input_ids
+
+    plain(model, custom_generate=look, streamer=Stream())
+    assert seen.get("streamer") is None
+
+
+def test_a_conversation_goes_on_with_its_cache(model):
+    texts = []
+    for answer in (plain, drafted):
+        first = answer(model, return_dict_in_generate=True, max_new_tokens=12)
+        longer = [[*first.sequences[0].tolist(), 4, 8]]
+        texts.append(answer(model, longer, past_key_values=first.past_key_values))
+    assert torch.equal(*texts)
+
+
+def test_several_sequences_of_one_prompt(model):
+    torch.manual_seed(0)
+    found = drafted(model, do_sample=True, num_return_sequences=3, max_new_tokens=9)
+    assert found.shape == (3, len(PROMPT[0]) + 9)
+    assert len({tuple(row) for row in found.tolist()}) > 1
+    nothing_left()
+
+
 # -- sampling -------------------------------------------------------------------------------
 
 

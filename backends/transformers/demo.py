@@ -6,10 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specplug.demo.answering import answer, drafting_costs, options_apart
-from specplug.runtime import running
+from specplug.demo.answering import answer, counted, options_apart
 
-_COUNTED = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 _MATCHES = {"max_matching_ngram_size": 3}
 
 
@@ -57,18 +55,11 @@ class Engine:
         arguments = dict(self._arguments)
         if "proposer" in arguments:
             arguments["request_options"] = options_apart(round_name)
-        before, started = _counts(), time.perf_counter()
+        before, started = counted(), time.perf_counter()
         tokens = self._model.generate(
             **inputs, max_new_tokens=max_tokens, do_sample=False, **arguments
         )
         seconds = time.perf_counter() - started
-        counted = {name: value - before.get(name, 0) for name, value in _counts().items()}
+        costs = {name: value - before[name] for name, value in counted().items()}
         new = tokens[0, inputs["input_ids"].shape[1] :].tolist()
-        return {"token_ids": new, "seconds": seconds, **counted}
-
-
-def _counts() -> dict[str, float]:
-    """Return what was counted so far; transformers itself counts nothing."""
-    counters = [runtime.counters for runtime in running()]
-    counted = {name: sum(getattr(one, name) for one in counters) for name in _COUNTED}
-    return {**counted, **drafting_costs()}
+        return {"token_ids": new, "seconds": seconds, **costs}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specplug.config import REQUEST_PREFIX
-from specplug.demo.answering import answer, drafting_costs, options_apart
+from specplug.demo.answering import answer, counted, options_apart
 
 _COUNTED = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
@@ -68,8 +68,8 @@ def _generate(llm: Any, text: str, max_tokens: int, round_name: str) -> dict[str
     started = time.perf_counter()
     [result] = llm.chat([message], sampling, use_tqdm=False)
     seconds = time.perf_counter() - started
-    counted = {name: value - before[name] for name, value in _counts(llm).items()}
-    return {"token_ids": list(result.outputs[0].token_ids), "seconds": seconds, **counted}
+    costs = {name: value - before[name] for name, value in _counts(llm).items()}
+    return {"token_ids": list(result.outputs[0].token_ids), "seconds": seconds, **costs}
 
 
 def _counts(llm: Any) -> dict[str, float]:
@@ -79,4 +79,4 @@ def _counts(llm: Any) -> dict[str, float]:
     for name in _COUNTED:
         metric = engine.get(f"vllm:spec_decode_{name}")
         counts[name] = metric.value if metric else 0
-    return {**counts, **drafting_costs()}
+    return {**counted(), **counts}

@@ -10,6 +10,10 @@ from typing import Any
 
 from specplug.runtime import running
 
+_COUNTED = (
+    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_propose_calls", "propose_seconds"
+)  # fmt: skip
+
 
 def answer(start: Callable[..., Any], generate: Callable[..., dict[str, Any]]) -> None:
     """Start an engine and answer the requests on standard input until it ends.
@@ -37,10 +41,7 @@ def options_apart(round_name: str) -> dict[str, str]:
     return {"cache_namespace": round_name} if knows else {}
 
 
-def drafting_costs() -> dict[str, float]:
-    """Return what the runtimes of this process spent on drafting so far."""
+def counted() -> dict[str, float]:
+    """Return what the runtimes of this process have counted and spent so far."""
     counters = [runtime.counters for runtime in running()]
-    return {
-        "num_propose_calls": sum(counter.num_propose_calls for counter in counters),
-        "propose_seconds": sum(counter.propose_seconds for counter in counters),
-    }
+    return {name: sum(getattr(one, name) for one in counters) for name in _COUNTED}

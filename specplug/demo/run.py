@@ -29,6 +29,7 @@ from specplug.plugins import PluginManager
 
 STARTED_AT_ONCE = 2
 """Engines that start at the same time; a start keeps more than one core busy."""
+_IMPORTED_AS = {"llamacpp": "llama_cpp"}
 _WARM_UP_TOKENS = 32
 _LOG_TAIL_LINES = 25
 
@@ -119,7 +120,7 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
     plugins = PluginManager()
     for name in settings.proposers:
         plugins.get(name)
-    if find_spec(settings.engine) is None:
+    if find_spec(_IMPORTED_AS.get(settings.engine, settings.engine)) is None:
         raise DependencyError(
             f"{settings.engine} is not installed.", hint="The demo runs the real engine."
         )
