@@ -66,8 +66,8 @@ class OutOfVocabulary(Proposer):
 
 
 OWN = {
-    "oracle": Oracle, "wrong_at_two": WrongAtTwo, "random_tokens": RandomTokens,
-    "raising": Raising, "out_of_vocabulary": OutOfVocabulary,
+    "oracle": Oracle, "wrong_at_two": WrongAtTwo, "guessing": RandomTokens,
+    "failing": Raising, "out_of_vocabulary": OutOfVocabulary,
 }  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def test_any_prompt_and_length(model, prompt, k, max_new_tokens):
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "oracle", "random_tokens"])
+@pytest.mark.parametrize("proposer", ["ngram", "oracle", "guessing"])
 def test_batches_with_padding_on_the_left(model, proposer):
     prompts = [[0, 0, 0, 5, 9, 3, 17, 5], [0, 7, 7, 2, 7, 7, 2, 7], [4, 1, 6, 8, 4, 1, 6, 8]]
     mask = torch.tensor(prompts).ne(0).long()
