@@ -7,20 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specplug.demo.answering import answer, counted
+from specplug.demo.answering import answer, compared, counted
 from specplug.demo.model import packaged_weights
 
 
 def methods(proposers: Sequence[str], k: int) -> dict[str, dict[str, Any] | None]:
     """Return what is compared: a label and the draft model of ``Llama`` each, none first."""
-    return {
-        "no speculation": None,
-        "llama.cpp prompt lookup": {"num_pred_tokens": k},
-        **{
-            f"specplug {name}": {"proposer": name, "num_speculative_tokens": k}
-            for name in proposers
-        },
-    }
+    return compared({"llama.cpp prompt lookup": {"num_pred_tokens": k}}, proposers, k)
 
 
 def serve() -> None:

@@ -6,21 +6,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specplug.demo.answering import answer, counted, options_apart
+from specplug.demo.answering import answer, compared, counted, options_apart
 
 _MATCHES = {"max_matching_ngram_size": 3}
 
 
 def methods(proposers: Sequence[str], k: int) -> dict[str, dict[str, Any] | None]:
     """Return what is compared: a label and the arguments of ``generate`` each, none first."""
-    return {
-        "no speculation": None,
-        "transformers prompt lookup": {"prompt_lookup_num_tokens": k, **_MATCHES},
-        **{
-            f"specplug {name}": {"proposer": name, "num_speculative_tokens": k}
-            for name in proposers
-        },
-    }
+    own = {"transformers prompt lookup": {"prompt_lookup_num_tokens": k, **_MATCHES}}
+    return compared(own, proposers, k)
 
 
 def serve() -> None:

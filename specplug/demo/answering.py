@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specplug.runtime import running
@@ -29,6 +29,22 @@ def answer(start: Callable[..., Any], generate: Callable[..., dict[str, Any]]) -
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:
         print(json.dumps(generate(engine, **json.loads(line))), file=answers)
+
+
+def compared(
+    own: Mapping[str, dict[str, Any]], proposers: Sequence[str], k: int
+) -> dict[str, dict[str, Any] | None]:
+    """Return what a demo compares, a label and arguments each: none first, then the engine's own.
+
+    Args:
+        own: the engine's own methods.
+        proposers: names of proposers, which the engine's arguments name as they are.
+        k: the most draft tokens per step.
+    """
+    ours = {
+        f"specplug {name}": {"proposer": name, "num_speculative_tokens": k} for name in proposers
+    }
+    return {"no speculation": None, **own, **ours}
 
 
 def options_apart(round_name: str) -> dict[str, str]:
