@@ -10,7 +10,7 @@ V2_TESTS := $(addprefix tests/engine/test_vllm_, text.py device.py requests.py l
 V2_MARK ?= not thorough
 
 .PHONY: demo test test-llamacpp test-v2 test-v2-sync test-v2-async test-matrix lint unit bench bench-data bench-free-text \
-	bench-draft-model bench-overhead soak check-releases clean setup-dev
+	bench-draft-model bench-length-policies bench-overhead soak check-releases clean setup-dev
 
 demo:
 	@$(PYTHON) scripts/setup_env.py --extras demo
@@ -67,6 +67,11 @@ bench-free-text:
 bench-draft-model:
 	@$(PYTHON) scripts/setup_env.py --extras demo,draft-model,replay
 	@$(BIN)/python -m benchmarks.draft_model --figure docs/draft_model_batch.svg
+
+# Speed by length policy and batch size, in the real engine: an hour. POLICIES='--batches 1 16 --rounds 1' for less.
+bench-length-policies:
+	@$(PYTHON) scripts/setup_env.py --extras demo,replay
+	@$(ENGINE) $(BIN)/python -m benchmarks.length_policies $(POLICIES)
 
 # What speculation costs in the real engine when nothing is drafted.
 bench-overhead:

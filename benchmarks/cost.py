@@ -82,7 +82,7 @@ def engine(proposer: str, options: dict[str, Any], text: Int32Array, width: int)
     begins = rng.integers(0, len(text) - width, BATCH + 1)
     tokens = np.stack([text[begin : begin + width] for begin in begins])
     info = EngineInfo("benchmark", int(text.max()) + 1, width, BATCH + 1, K)
-    settings = Settings(options=options, log_interval_seconds=0)
+    settings = Settings(options=options, log_interval_seconds=0, length_policy="fixed")
     made = Engine(Runtime(proposer, info, settings), tokens)
     made.serve_earlier()
     return made

@@ -5,6 +5,14 @@ Public names live here; every module whose name begins with an underscore is pri
 
 from specplug.errors import SpecplugError
 from specplug.hookspecs import hookimpl, hookspec
+from specplug.length import (
+    LengthPolicy,
+    LengthPolicySpec,
+    Lengths,
+    Load,
+    Outcome,
+    StepCosts,
+)
 from specplug.metrics import Counters
 from specplug.plugins import PluginManager
 from specplug.proposer import (
@@ -36,7 +44,12 @@ __all__ = [
     "DeviceProposer",
     "Drafts",
     "EngineInfo",
+    "LengthPolicy",
+    "LengthPolicySpec",
+    "Lengths",
+    "Load",
     "Options",
+    "Outcome",
     "PluginManager",
     "Proposer",
     "ProposerSpec",
@@ -44,6 +57,7 @@ __all__ = [
     "RequestOptions",
     "Runtime",
     "SpecplugError",
+    "StepCosts",
     "Usage",
     "__version__",
     "hookimpl",

@@ -223,6 +223,15 @@ def inventory(plugins: PluginManager) -> dict[str, Any]:
             }
             for registered in plugins
         ],
+        "length_policies": [
+            {
+                "name": registered.spec.name,
+                "summary": registered.spec.summary,
+                "origin": asdict(registered.origin),
+                "options": [asdict(option) for option in describe(registered.spec.options)],
+            }
+            for registered in plugins.length_policies
+        ],
         "backends": [{"name": name, **_installed(ENGINES[name])} for name in ENGINES],
         "conflicts": {
             name: [asdict(origin) for origin in origins]
@@ -245,18 +254,13 @@ def _installed(distributions: tuple[str, ...]) -> dict[str, str | None]:
 
 def _print_inventory(found: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    console.print("Proposers", style="bold")
-    for proposer in found["proposers"]:
-        console.print(f"  [bold cyan]{proposer['name']}[/]  {_origin(proposer['origin'])}")
-        _print_plain(console, f"    {proposer['summary']}")
-        if proposer["needs"]:
-            _print_plain(console, f"    needs: {', '.join(proposer['needs'])}")
-        for option in proposer["options"]:
-            _print_plain(
-                console,
-                f"    {option['name']}: {option['type']} = {option['default']}  "
-                f"{option['description']}",
-            )
+    for title, plugins in (
+        ("Proposers", found["proposers"]),
+        ("Length policies", found["length_policies"]),
+    ):
+        console.print(title, style="bold")
+        for plugin in plugins:
+            _print_plugin(console, plugin)
     console.print("Backends", style="bold")
     for backend in found["backends"]:
         engine = f"{backend['engine']} {backend['version']}" if backend["engine"] else "no engine"
@@ -273,6 +277,19 @@ def _print_inventory(found: dict[str, Any]) -> None:
         console.print("Left out", style="bold")
         for line in refused:
             _print_plain(console, f"  {line}")
+
+
+def _print_plugin(console: Console, plugin: dict[str, Any]) -> None:
+    console.print(f"  [bold cyan]{plugin['name']}[/]  {_origin(plugin['origin'])}")
+    _print_plain(console, f"    {plugin['summary']}")
+    if plugin.get("needs"):
+        _print_plain(console, f"    needs: {', '.join(plugin['needs'])}")
+    for option in plugin["options"]:
+        _print_plain(
+            console,
+            f"    {option['name']}: {option['type']} = {option['default']}  "
+            f"{option['description']}",
+        )
 
 
 def _print_plain(console: Console, line: str) -> None:

@@ -28,9 +28,28 @@ class Settings(Options):
     options: dict[str, Any] = Field(
         default_factory=dict, description="The proposer's own options; see `specplug list`."
     )
+    length_policy: str = Field(
+        "adaptive", description="How many draft tokens are verified; see `specplug list`."
+    )
+    length_policy_options: dict[str, Any] = Field(
+        default_factory=dict, description="The length policy's own options."
+    )
+    max_draft_tokens_per_step: PositiveInt | None = Field(
+        None, description="The most draft tokens verified in one step, over all requests."
+    )
+    max_speculating_requests: PositiveInt | None = Field(
+        None, description="The most requests with a draft in one step: those with the longest."
+    )
+    off_above_running: PositiveInt | None = Field(
+        None, description="Draft nothing while more requests than this are in the batch."
+    )
+    off_above_context: PositiveInt | None = Field(
+        None, description="Draft nothing for requests with more tokens than this."
+    )
     max_consecutive_faults: PositiveInt = Field(
         10,
-        description="Steps in a row that fail before the proposer is switched off.",
+        description="Steps in a row that fail before the proposer, or the length policy, is "
+        "switched off.",
     )
     log_interval_seconds: NonNegativeFloat = Field(
         60.0, description="How often the counters are logged; 0 for only at shutdown."

@@ -18,7 +18,8 @@ from rich.text import Text
 
 import specplug
 from specplug.errors import SpecplugError
-from specplug.plugins import BLOCK_VARIABLE, PluginManager
+from specplug.plugins import PluginManager
+from specplug.registry import BLOCK_VARIABLE
 
 
 class Status(StrEnum):

@@ -33,16 +33,36 @@ def _rebuild(kind: type[SpecplugError], message: str, hint: str) -> SpecplugErro
     return kind(message, hint=hint)
 
 
-class UnknownProposerError(SpecplugError, LookupError):
+class UnknownNameError(SpecplugError, LookupError):
+    """Nothing of this name is registered."""
+
+
+class NameConflictError(SpecplugError, LookupError):
+    """Two distributions registered something under one name, so neither is used."""
+
+
+class UnknownProposerError(UnknownNameError):
     """No proposer of this name is registered."""
 
     code = "unknown-proposer"
 
 
-class ProposerConflictError(SpecplugError, LookupError):
+class ProposerConflictError(NameConflictError):
     """Two distributions registered a proposer under one name, so neither is used."""
 
     code = "proposer-conflict"
+
+
+class UnknownLengthPolicyError(UnknownNameError):
+    """No length policy of this name is registered."""
+
+    code = "unknown-length-policy"
+
+
+class LengthPolicyConflictError(NameConflictError):
+    """Two distributions registered a length policy under one name, so neither is used."""
+
+    code = "length-policy-conflict"
 
 
 class PluginError(SpecplugError, RuntimeError):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pluggy
 
+from specplug.length import LengthPolicySpec
 from specplug.proposer import Acceptance, Batch, Drafts, EngineInfo, ProposerSpec, Request
 
 PROJECT = "specplug"
@@ -21,6 +22,11 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 @hookspec
 def specplug_proposers() -> Iterable[ProposerSpec]:  # type: ignore[empty-body]
     """Return the proposers that this plugin offers."""
+
+
+@hookspec
+def specplug_length_policies() -> Iterable[LengthPolicySpec]:  # type: ignore[empty-body]
+    """Return the length policies that this plugin offers."""
 
 
 @hookspec

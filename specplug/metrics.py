@@ -13,6 +13,7 @@ class Counters:
     Attributes:
         num_requests: requests begun.
         num_steps: verification steps, counted per request, with a draft or without.
+        num_proposed_tokens: tokens that the proposer drafted, before the length policy cut.
         num_drafts: drafts verified; like vLLM, an empty draft is not a draft.
         num_draft_tokens: tokens in them.
         num_accepted_tokens: tokens of them that were accepted and kept.
@@ -26,6 +27,7 @@ class Counters:
 
     num_requests: int = 0
     num_steps: int = 0
+    num_proposed_tokens: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -82,7 +84,8 @@ class Counters:
         microseconds = _ratio(self.propose_seconds * 1e6, self.num_propose_calls)
         longest = self.longest_propose_seconds * 1e3
         text = (
-            f"{self.num_requests} requests, {self.num_steps} steps, {self.num_drafts} drafts, "
+            f"{self.num_requests} requests, {self.num_steps} steps, "
+            f"{self.num_proposed_tokens} tokens proposed, {self.num_drafts} drafts, "
             f"{self.num_draft_tokens} drafted, {self.num_accepted_tokens} accepted, "
             f"acceptance rate {_shown(self.acceptance_rate, '.1%')}, "
             f"mean acceptance length {_shown(self.mean_acceptance_length, '.2f')}, "

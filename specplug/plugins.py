@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -16,59 +14,22 @@ from specplug import hookspecs
 from specplug.config import validate
 from specplug.errors import (
     CapabilityError,
-    DependencyError,
+    LengthPolicyConflictError,
     PluginError,
     ProposerConflictError,
     SpecplugError,
+    UnknownLengthPolicyError,
     UnknownProposerError,
-    nearest,
 )
 from specplug.hookspecs import PROJECT
+from specplug.length import LengthPolicy, LengthPolicySpec
 from specplug.proposer import Capability, DeviceProposer, Proposer, ProposerSpec
+from specplug.registry import BLOCK_VARIABLE, Origin, Problem, Registered, Registry
 
 logger = logging.getLogger(__name__)
 
 GROUP = "specplug"
-"""The entry-point group of proposers."""
-BLOCK_VARIABLE = "SPECPLUG_BLOCK"
-"""Names what not to load: distributions or ``distribution:entry``, separated by commas."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a plugin came from."""
-
-    distribution: str
-    version: str = ""
-    entry: str = ""
-
-    @property
-    def key(self) -> str:
-        """The plugin's unique name: two distributions may use the same entry name."""
-        return f"{self.distribution}:{self.entry}"
-
-    def __str__(self) -> str:
-        parts = [self.distribution, self.version, self.entry and f"({self.entry})"]
-        return " ".join(part for part in parts if part)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A plugin that could not be used, and why."""
-
-    origin: Origin
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.origin}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A proposer and where it came from."""
-
-    spec: ProposerSpec
-    origin: Origin
+"""The entry-point group of plugins."""
 
 
 class PluginManager:
@@ -76,6 +37,11 @@ class PluginManager:
 
     A broken plugin never stops the others: it is rolled back, logged, and listed in
     ``problems``. A name that several plugins claim is refused, for that name only.
+
+    Attributes:
+        length_policies: the registered ones; proposers are the manager's own.
+        problems: plugins that could not be used.
+        blocked: plugins that were not loaded because the user said so.
 
     Args:
         block: what not to load; by default what the environment variable
@@ -89,7 +55,12 @@ class PluginManager:
         self._blocked = {name.strip() for name in block if name.strip()}
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
-        self._claims: dict[str, list[Registered]] = {}
+        self._proposers: Registry[ProposerSpec] = Registry(
+            "proposer", UnknownProposerError, ProposerConflictError
+        )
+        self.length_policies: Registry[LengthPolicySpec] = Registry(
+            "length policy", UnknownLengthPolicyError, LengthPolicyConflictError
+        )
         self.problems: list[Problem] = []
         self.blocked: list[Origin] = []
         if discover:
@@ -143,51 +114,52 @@ class PluginManager:
                 raise
             raise PluginError(f"plugin {origin} cannot be registered: {error}") from error
 
-    def _claim(self, specs: list[ProposerSpec], origin: Origin) -> None:
+    def _claim(self, specs: Iterable[ProposerSpec | LengthPolicySpec], origin: Origin) -> None:
         for spec in specs:
-            self._claims.setdefault(spec.name, []).append(Registered(spec, origin))
+            if isinstance(spec, ProposerSpec):
+                self._proposers.claim(spec, origin)
+            else:
+                self.length_policies.claim(spec, origin)
 
     def _report(self, origin: Origin, error: BaseException) -> None:
         problem = Problem(origin, f"{type(error).__name__}: {error}")
         self.problems.append(problem)
         logger.warning("specplug plugin left out: %s", problem)
 
-    def __iter__(self) -> Iterator[Registered]:
+    def __iter__(self) -> Iterator[Registered[ProposerSpec]]:
         """Yield every usable proposer, by name."""
-        for name in sorted(self._claims):
-            if len(self._claims[name]) == 1:
-                yield self._claims[name][0]
+        return iter(self._proposers)
 
     def conflicts(self) -> dict[str, list[Origin]]:
         """Return the names that several plugins claim, with all their origins."""
-        return {
-            name: [claim.origin for claim in claims]
-            for name, claims in sorted(self._claims.items())
-            if len(claims) > 1
-        }
+        return {**self._proposers.conflicts(), **self.length_policies.conflicts()}
 
-    def get(self, name: str) -> Registered:
+    def get(self, name: str) -> Registered[ProposerSpec]:
         """Return the proposer of this name.
 
         Raises:
             UnknownProposerError: listing the registered names, the nearest first.
             ProposerConflictError: naming every plugin that claims it.
         """
-        claims = self._claims.get(name, [])
-        if len(claims) == 1:
-            return claims[0]
-        if claims:
-            origins = " and ".join(str(claim.origin) for claim in claims)
-            raise ProposerConflictError(
-                f"The proposer name '{name}' is claimed by {origins}.",
-                hint=f"Uninstall one, or name one of them in {BLOCK_VARIABLE}.",
-            )
-        names = [registered.spec.name for registered in self]
-        broken = "".join(f" Left out: {problem}." for problem in self.problems)
-        raise UnknownProposerError(
-            f"There is no proposer '{name}'.{nearest(name, names)}",
-            hint=f"Registered are: {', '.join(names) or 'none'}.{broken}",
+        return self._proposers.get(name, self.problems)
+
+    def create_length_policy(self, name: str, options: Mapping[str, Any]) -> LengthPolicy:
+        """Make the length policy ``name``.
+
+        Raises:
+            SpecplugError: unknown name, wrong option, missing dependency.
+        """
+        registered = self.length_policies.get(name, self.problems)
+        validated = validate(
+            registered.spec.options, options, f"options of the length policy '{name}'"
         )
+        policy = self.length_policies.factory(registered)(validated)
+        if not isinstance(policy, LengthPolicy):
+            raise PluginError(
+                f"The factory of '{name}' ({registered.origin}) made "
+                f"{type(policy).__name__}, which is not a specplug.LengthPolicy."
+            )
+        return policy
 
     def create(
         self, name: str, options: Mapping[str, Any], provides: frozenset[Capability]
@@ -214,7 +186,7 @@ class PluginManager:
                 ) from error
             options = options if replaced is None else replaced
         validated = validate(spec.options, options, f"options of the proposer '{name}'")
-        proposer = _factory(registered)(validated)
+        proposer = self._proposers.factory(registered)(validated)
         if not isinstance(proposer, Proposer):
             raise PluginError(
                 f"The factory of '{name}' ({registered.origin}) made "
@@ -249,22 +221,33 @@ def _origin(entry: metadata.EntryPoint) -> Origin:
     return Origin(entry.dist.name, entry.dist.version, entry.name)
 
 
-def _spec_of(plugin: Any) -> ProposerSpec | None:
+def _spec_of(plugin: Any) -> ProposerSpec | LengthPolicySpec | None:
     spec = getattr(plugin, "specplug_spec", plugin)
-    return spec if isinstance(spec, ProposerSpec) else None
+    return spec if isinstance(spec, ProposerSpec | LengthPolicySpec) else None
 
 
-def _offered(plugin: Any, callers: list[pluggy.HookCaller]) -> list[ProposerSpec]:
-    specs: list[ProposerSpec] = []
+_OFFERING = {
+    "specplug_proposers": ProposerSpec,
+    "specplug_length_policies": LengthPolicySpec,
+}
+"""The hooks that return specs, and of which kind."""
+
+
+def _offered(plugin: Any, callers: list[pluggy.HookCaller]) -> list[Any]:
+    specs: list[Any] = []
     for caller in callers:
-        if caller.name != "specplug_proposers":
+        kind = _OFFERING.get(caller.name)
+        if kind is None:
             continue
         for implementation in caller.get_hookimpls():
             if implementation.plugin is plugin:
-                specs.extend(_call(implementation, {}) or ())
-    for spec in specs:
-        if not isinstance(spec, ProposerSpec):
-            raise PluginError(f"specplug_proposers returned {spec!r}, expected ProposerSpec.")
+                offered = list(_call(implementation, {}) or ())
+                for spec in offered:
+                    if not isinstance(spec, kind):
+                        raise PluginError(
+                            f"{caller.name} returned {spec!r}, expected {kind.__name__}."
+                        )
+                specs += offered
     return specs
 
 
@@ -275,26 +258,6 @@ def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
 def _roll_back(manager: pluggy.PluginManager, plugin: Any, key: str) -> None:
     if manager.has_plugin(key):
         manager.unregister(plugin, name=key)
-
-
-def _factory(registered: Registered) -> Callable[[Any], Any]:
-    factory = registered.spec.factory
-    if not isinstance(factory, str):
-        return factory
-    module, _, attribute = factory.partition(":")
-    try:
-        found: Callable[[Any], Any] = getattr(importlib.import_module(module), attribute)
-    except ImportError as error:
-        raise DependencyError(
-            f"The proposer '{registered.spec.name}' ({registered.origin}) cannot be imported: "
-            f"{error}.",
-            hint=registered.spec.install_hint,
-        ) from error
-    except AttributeError as error:
-        raise PluginError(
-            f"The factory '{factory}' of {registered.origin} does not exist: {error}."
-        ) from error
-    return found
 
 
 def _names(capabilities: Iterable[Capability]) -> str:

@@ -89,6 +89,11 @@ METRICS = (
         lambda now: [now.counters.num_steps],
     ),
     Metric(
+        "specplug_proposed_tokens_total", "counter",
+        "Tokens that the proposer drafted, before the length policy cut drafts.",
+        lambda now: [now.counters.num_proposed_tokens],
+    ),
+    Metric(
         "specplug_drafts_total", "counter",
         "Drafts verified; an empty draft is none.",
         lambda now: [now.counters.num_drafts],

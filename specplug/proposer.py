@@ -27,6 +27,20 @@ FloatArray = NDArray[np.floating[Any]]
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
+def check_name(name: str, what: str) -> None:
+    """Refuse what cannot be the name of a plugin, such as a proposer.
+
+    Raises:
+        OptionError: saying what is allowed.
+    """
+    if not _NAME.fullmatch(name):
+        raise OptionError(
+            f"{name!r} cannot be the name of a {what}.",
+            hint="A name begins with a lower-case letter and goes on with lower-case "
+            "letters, digits and underscores: engines accept nothing else in their flag.",
+        )
+
+
 class Capability(StrEnum):
     """Something beyond tokens that an engine can give and a proposer can need."""
 
@@ -370,12 +384,7 @@ class ProposerSpec:
     install_hint: str = ""
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise OptionError(
-                f"{self.name!r} cannot be the name of a proposer.",
-                hint="A name begins with a lower-case letter and goes on with lower-case "
-                "letters, digits and underscores: engines accept nothing else in their flag.",
-            )
+        check_name(self.name, "proposer")
         try:
             self.request_options()
         except ValidationError as error:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
+from itertools import repeat
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -22,6 +23,8 @@ import numpy as np
 from specplug.config import Settings, request_options
 from specplug.drafts import shown, validated
 from specplug.errors import DependencyError, OptionError
+from specplug.length import Load, Outcome
+from specplug.length_control import Clock, LengthControl
 from specplug.metrics import Counters
 from specplug.plugins import PluginManager
 from specplug.prometheus import Publisher
@@ -106,6 +109,7 @@ class _State:
     num_prompt_tokens: int
     num_tokens: int  # committed so far
     num_shown: int = 0  # of them, shown to the proposer
+    proposed: list[int] = field(default_factory=list)  # the latest draft, as it was before a cut
     begun: bool = False  # the proposer knows it and is owed an end
     failed: bool = False  # its begin raised: the proposer does not know it
     complete: bool = False  # a stop token or the last token was committed
@@ -119,6 +123,14 @@ class _Wanted:
     positions: list[int] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)
 
+    def only(self, index: Sequence[int]) -> _Wanted:
+        """Return some of them."""
+        return _Wanted(
+            [self.states[i] for i in index],
+            [self.positions[i] for i in index],
+            [self.limits[i] for i in index],
+        )
+
 
 @dataclass(slots=True)
 class _Verified:
@@ -130,6 +142,40 @@ class _Verified:
     new: list[list[int]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Judged:
+    """The rows of one step whose drafts can be compared with what followed, in columns."""
+
+    states: list[_State] = field(default_factory=list)
+    proposed: list[int] = field(default_factory=list)
+    verified: list[int] = field(default_factory=list)
+    matched: list[int] = field(default_factory=list)
+    judged: list[int] = field(default_factory=list)
+
+    def add(self, state: _State, num_verified: int, new: list[int]) -> None:
+        """Compare a request's draft, whether it was verified or not, with what followed."""
+        draft, state.proposed = state.proposed, []
+        if not draft:
+            return
+        matched = _num_equal(draft, new)
+        self.states.append(state)
+        self.proposed.append(len(draft))
+        self.verified.append(min(num_verified, len(draft)))
+        self.matched.append(matched)
+        self.judged.append(min(matched + (matched < len(new)), len(draft)))
+
+    def outcome(self) -> Outcome:
+        """Return it as a length policy gets it."""
+        return Outcome(
+            request_ids=[state.request.id for state in self.states],
+            slots=np.array([state.request.slot for state in self.states], np.int32),
+            num_proposed=np.array(self.proposed, np.int32),
+            num_verified=np.array(self.verified, np.int32),
+            num_matched=np.array(self.matched, np.int32),
+            num_judged=np.array(self.judged, np.int32),
+        )
+
+
 class Runtime:
     """Drives one proposer in one engine worker.
 
@@ -138,9 +184,11 @@ class Runtime:
         engine: what the engine is.
         settings: the user's settings.
         plugins: where to look the name up; by default everything installed.
+        clock: returns seconds; what steps cost is measured with it.
 
     Attributes:
         request_options: the model of what requests may set.
+        length: the length policy and its limits.
 
     Raises:
         SpecplugError: the name, an option, a capability or a dependency is wrong. Whatever the
@@ -153,9 +201,11 @@ class Runtime:
         engine: EngineInfo,
         settings: Settings | None = None,
         plugins: PluginManager | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.name = name
         self.settings = settings or Settings()
+        self._clock = clock
         self.counters = Counters(num_accepted_tokens_per_pos=[0] * engine.num_speculative_tokens)
         plugins = plugins or PluginManager()
         self.proposer, spec = plugins.create(name, self.settings.options, engine.provides)
@@ -198,6 +248,7 @@ class Runtime:
                 f"The proposer '{name}' needs a package that is not installed: {error}.",
                 hint=spec.install_hint,
             ) from error
+        self.length = LengthControl(self.engine, self.settings, plugins, clock)
         self.request_options = self.proposer.request_options or spec.request_options
         self._uses = (spec.needs | self.proposer.uses) & engine.provides
         self._notify("started", engine=self.engine)
@@ -246,6 +297,7 @@ class Runtime:
         if not self.counters.switched_off:
             state.begun = True
             state.failed = self._call_proposer(self.proposer.begin, request) is _RAISED
+        self.length.begin(request)
         self._notify("request_begin", request=request)
 
     def end(self, request_id: str) -> None:
@@ -258,6 +310,7 @@ class Runtime:
             self._recorder.end(request_id)
         if state.begun:
             self._call_proposer(self.proposer.end, request_id)
+        self.length.end(request_id)
         self._notify("request_end", request_id=request_id)
         self._publish()
 
@@ -276,10 +329,14 @@ class Runtime:
         Returns:
             Valid drafts, one row per request of ``step``, in its order.
         """
-        wanted, verified = self._follow(step)
+        seconds = self.length.step_began()
+        wanted, verified, judged = self._follow(step, seconds)
         self._observe(verified, step.target_token_ids)
+        if judged.states:
+            self.length.observe(judged.outcome())
         drafts = self._propose(step, wanted)
         self._report()
+        self.length.step_done()
         return drafts
 
     def step_on_device(self, batch: DeviceBatch) -> Any:
@@ -319,26 +376,34 @@ class Runtime:
             for state in states
         ]
 
-    def _follow(self, step: Step) -> tuple[_Wanted, _Verified]:
+    def _follow(self, step: Step, seconds: float | None) -> tuple[_Wanted, _Verified, _Judged]:
         """Bring every request up to date and find out which of them can use a draft."""
-        wanted, verified = _Wanted(), _Verified()
+        wanted, verified, judged = _Wanted(), _Verified(), _Judged()
         most = step.num_speculative_tokens
+        num_tokens_computed, only_generating = 0, True
         for i, request_id in enumerate(step.request_ids):
             state = self._states.get(request_id)
             # An engine that schedules ahead may sample once more for a complete request.
             if state is None or state.complete or not step.sampled[i]:
+                only_generating = False
                 continue
             num_tokens = int(step.num_tokens[i])
+            draft = step.verified.get(request_id, ())
+            num_tokens_computed += 1 + len(draft)
+            only_generating &= state.num_tokens > state.num_prompt_tokens
             if num_tokens < state.num_tokens:
                 state = self._rewound(state, num_tokens)
             new = step.token_ids[step.rows[i], state.num_tokens : num_tokens].tolist()
-            self._take_in(state, new, step.verified.get(request_id, ()), verified)
+            new = self._take_in(state, new, draft, verified)
+            judged.add(state, len(draft), new)
             limit = _limit(state, most)
             if limit > 0 and not (state.failed or state.complete):
                 wanted.states.append(state)
                 wanted.positions.append(i)
                 wanted.limits.append(limit)
-        return wanted, verified
+        if seconds and only_generating and num_tokens_computed:
+            self.length.costs.count_step(len(step.request_ids), num_tokens_computed, seconds)
+        return wanted, verified, judged
 
     def _rewound(self, state: _State, num_tokens: int) -> _State:
         """Start a request afresh whose engine took tokens back (a failed KV transfer does)."""
@@ -352,15 +417,12 @@ class Runtime:
 
     def _take_in(
         self, state: _State, new: list[int], draft: Sequence[int], verified: _Verified
-    ) -> None:
+    ) -> list[int]:
+        """Add a request's new tokens; return those that count."""
         if not new:
-            return
+            return new
         new = _kept(new, state)
-        accepted = 0
-        for drafted, actual in zip(draft, new, strict=False):
-            if drafted != actual:
-                break
-            accepted += 1
+        accepted = _num_equal(draft, new)
         # The first output token comes from prefill, which verifies nothing.
         if state.num_tokens > state.num_prompt_tokens:
             self.counters.count_verified(len(draft), accepted)
@@ -372,6 +434,7 @@ class Runtime:
             verified.drafts.append(list(draft))
             verified.accepted.append(accepted)
             verified.new.append(new)
+        return new
 
     def _observe(self, verified: _Verified, target: Mapping[str, Sequence[int]] | None) -> None:
         if not verified.states:
@@ -395,21 +458,40 @@ class Runtime:
             if self._step_faults and not self.counters.switched_off:
                 self._judge(False)
             return Drafts.empty(num_rows)
-        batch = _batch(step, wanted)
-        started = time.perf_counter()
+        load = self.length.load(num_rows, sum(map(bool, step.sampled)))
+        batch, wanted = self._asked(_batch(step, wanted), wanted, load)
+        if not wanted.states:
+            return Drafts.empty(num_rows)
+        started = self._clock()
         result = self._call_proposer(self.proposer.propose, batch)
-        self.counters.count_propose(time.perf_counter() - started)
+        seconds = self._clock() - started
+        self.counters.count_propose(seconds)
+        self.length.costs.count_draft(int(batch.max_draft_tokens.sum()), seconds)
         if result is _RAISED:
             drafts = Drafts.empty(len(batch))
         else:
             drafts = validated(result, batch, self.engine.vocab_size, self._fault)
             drafts = _without_tail(drafts, wanted.states)
-        for state in wanted.states:
-            state.num_shown = state.num_tokens
         self._judge(bool(drafts.lengths.any()))
+        self._note_proposed(wanted.states, drafts)
+        drafts = self.length.choose(batch, drafts, load)
         drafts.token_ids.flags.writeable = drafts.lengths.flags.writeable = False
         self._notify("drafts_proposed", batch=batch, drafts=drafts)
         return _spread(drafts, wanted.positions, num_rows)
+
+    def _asked(self, batch: Batch, wanted: _Wanted, load: Load) -> tuple[Batch, _Wanted]:
+        """Leave out the requests that the length policy does not want drafts for."""
+        kept, most = self.length.ask(batch, load)
+        if len(kept) == len(batch):
+            return replace(batch, max_draft_tokens=most), wanted
+        return replace(batch.only(kept), max_draft_tokens=most), wanted.only(kept.tolist())
+
+    def _note_proposed(self, states: Iterable[_State], drafts: Drafts) -> None:
+        self.counters.num_proposed_tokens += int(drafts.lengths.sum())
+        rows = drafts.to_lists() if self.length.learns else repeat([])
+        for state, draft in zip(states, rows, strict=False):
+            state.num_shown = state.num_tokens
+            state.proposed = draft
 
     # -- faults -----------------------------------------------------------------------------
 
@@ -530,6 +612,16 @@ def _kept(new: list[int], state: _State) -> list[int]:
     if len(new) >= left:
         state.complete = True
     return new[:left]
+
+
+def _num_equal(draft: Sequence[int], new: Sequence[int]) -> int:
+    """Return how many tokens at the beginning are the same."""
+    count = 0
+    for drafted, actual in zip(draft, new, strict=False):
+        if drafted != actual:
+            break
+        count += 1
+    return count
 
 
 def _without_tail(drafts: Drafts, states: Iterable[_State]) -> Drafts:

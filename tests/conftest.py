@@ -17,6 +17,7 @@ from hypothesis import settings as hypothesis_settings
 
 from specplug import Batch, EngineInfo, PluginManager, ProposerSpec, Runtime
 from specplug.config import Settings
+from specplug.lengths.fixed import SPEC as FIXED
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,10 +40,12 @@ def _make_engine(**changes):
 def _make_runtime(proposer, *plugins, engine=None, settings=None, **spec):
     """Return a runtime that drives ``proposer`` (an object), with the hooks of ``plugins``."""
     manager = PluginManager(discover=False)
+    manager.add(FIXED)
     manager.add(ProposerSpec(name="tested", factory=lambda _: proposer, **spec))
     for plugin in plugins:
         manager.add(plugin)
-    return Runtime("tested", engine or _make_engine(), Settings(**settings or {}), manager)
+    settings = {"length_policy": "fixed"} | (settings or {})
+    return Runtime("tested", engine or _make_engine(), Settings(**settings), manager)
 
 
 def _make_batch(texts, limits=None, *, slots=None, rows=None, new=None, prompts=None):

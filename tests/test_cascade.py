@@ -18,6 +18,7 @@ from specplug import (
 )
 from specplug.config import Settings
 from specplug.errors import OptionError
+from specplug.lengths.fixed import SPEC as FIXED
 from specplug.proposer import Usage
 from specplug.runtime import Arrival, Step
 
@@ -66,12 +67,14 @@ def cascade(make_engine, proposers, **options):
     from specplug.proposers.cascade import SPEC
 
     manager.add(SPEC)
+    manager.add(FIXED)
     for i, (name, part) in enumerate(proposers.items()):
         model = RequestOptions if i else ColourOptions
         manager.add(ProposerSpec(name, lambda _, part=part: part, request_options=model))
     options = {"parts": list(proposers)} | options
     engine = make_engine(provides=frozenset(Capability))
-    return Runtime("cascade", engine, Settings(options=options, max_consecutive_faults=2), manager)
+    settings = Settings(options=options, max_consecutive_faults=2, length_policy="fixed")
+    return Runtime("cascade", engine, settings, manager)
 
 
 def step(runtime, ids, tokens=((1, 2),), verified=None):

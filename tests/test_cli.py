@@ -29,7 +29,12 @@ def test_version():
 
 def test_list_json_has_stable_keys():
     found = json.loads(listed("--json"))
-    assert list(found) == ["version", "proposers", "backends", "conflicts", "blocked", "problems"]
+    assert list(found) == [
+        "version", "proposers", "length_policies", "backends", "conflicts", "blocked", "problems"
+    ]  # fmt: skip
+    assert [policy["name"] for policy in found["length_policies"]] == [
+        "adaptive", "fixed", "match_scaled"
+    ]  # fmt: skip
     for proposer in found["proposers"]:
         assert list(proposer) == ["name", "summary", "origin", "needs", "options"]
         assert list(proposer["origin"]) == ["distribution", "version", "entry"]

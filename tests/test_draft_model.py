@@ -438,7 +438,9 @@ def generate(runtime, model, prompt, count, request_id="r"):
 
 def test_its_own_target_accepts_everything(folder, engine, model):
     options = {"model": str(folder), "cache_bytes": 2**22}
-    runtime = Runtime("draft_model", engine, Settings(options=options), PluginManager())
+    runtime = Runtime(
+        "draft_model", engine, Settings(options=options, length_policy="fixed"), PluginManager()
+    )
     output = generate(runtime, model, [1, 2, 3, 4], 50)
     assert output == plain(model, [1, 2, 3, 4], len(output))[0]
     assert runtime.counters.acceptance_rate == 1.0
@@ -448,7 +450,9 @@ def test_its_own_target_accepts_everything(folder, engine, model):
 
 def test_a_request_that_breaks_leaves_the_others_alone(folder, engine, model, caplog):
     options = {"model": str(folder), "cache_bytes": 2**22}
-    runtime = Runtime("draft_model", engine, Settings(options=options), PluginManager())
+    runtime = Runtime(
+        "draft_model", engine, Settings(options=options, length_policy="fixed"), PluginManager()
+    )
     forward, broken = runtime.proposer.drafter._forward, [True]
     runtime.proposer.drafter._forward = lambda *a: 1 / 0 if broken.pop() else forward(*a)
     broken += [False] * 200 + [True] + [False] * 5
@@ -465,7 +469,9 @@ def test_in_a_cascade_it_drafts_only_where_lookup_found_nothing(folder, engine, 
         "parts": ["ngram", "draft_model"],
         "part_options": {"draft_model": {"model": str(folder), "cache_bytes": 2**22}},
     }
-    runtime = Runtime("cascade", engine, Settings(options=cascade), PluginManager())
+    runtime = Runtime(
+        "cascade", engine, Settings(options=cascade, length_policy="fixed"), PluginManager()
+    )
     lookup, drafter = (part.proposer for part in runtime.proposer._parts)
     found, asked = [], []
     for part, seen in ((lookup, found), (drafter, asked)):

@@ -35,7 +35,9 @@ class Served:
             num_speculative_tokens=k, max_model_len=20_000, vocab_size=1000, provides=provides
         )
         self.model, self.k = model, k
-        self.runtime = Runtime("lookahead", engine, Settings(options=options), MANAGER)
+        self.runtime = Runtime(
+            "lookahead", engine, Settings(options=options, length_policy="fixed"), MANAGER
+        )
         self.drafts = []
 
     def answer(self, prompt, num_tokens, request_id="r"):

@@ -306,7 +306,9 @@ def test_the_shortest_prompts(run_python, name, prompt):
 import numpy as np
 from specplug import EngineInfo, Runtime
 from specplug.runtime import Arrival, Step
-runtime = Runtime("{name}", EngineInfo("test", 100, 64, 4, 4))
+from specplug.config import Settings
+settings = Settings(length_policy="fixed")
+runtime = Runtime("{name}", EngineInfo("test", 100, 64, 4, 4), settings)
 runtime.begin(Arrival("a", {prompt}, 64))
 row, draft = np.zeros((4, 64), np.int32), None
 for size in range({len(prompt)} + 1, 9):

@@ -59,18 +59,20 @@ def test_the_links_are_relative_and_point_at_the_folders(name):
 
 
 def test_the_built_in_proposers_are_registered_as_a_third_partys_are():
-    files = [path.stem for path in (ROOT / "proposers").glob("[a-z]*.py")]
-    folders = [path.parent.name for path in (ROOT / "proposers").glob("[a-z]*/__init__.py")]
     declared = PYPROJECT["project"]["entry-points"]["specplug"]
-    assert sorted(declared) == sorted(files + folders)
-    for name, target in declared.items():
-        assert target == f"specplug.proposers.{name}:SPEC"
     manager = specplug.PluginManager(block=[])
-    for name in declared:
-        spec = manager.get(name).spec
-        assert spec.summary
-        assert isinstance(spec.factory, str)
-        assert spec.factory.startswith(f"specplug.proposers.{name}:")
+    found = {}
+    for package, folder, registered in (
+        ("specplug.proposers", ROOT / "proposers", manager),
+        ("specplug.lengths", ROOT / "specplug" / "lengths", manager.length_policies),
+    ):
+        names = [path.stem for path in folder.glob("[a-z]*.py")]
+        specs = {one.spec.name: one.spec for one in registered}
+        for name in names:
+            found[name] = f"{package}.{name}:SPEC"
+            assert specs[name].summary
+            assert specs[name].factory.startswith(f"{package}.{name}:")
+    assert found == declared
 
 
 def test_the_version_is_one():

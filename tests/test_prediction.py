@@ -32,7 +32,7 @@ class Served:
 
     def __init__(self, make_engine, options=ALONE, **engine):
         standard = {"load_tokenizer": Tokenizer, "max_model_len": 400, "num_speculative_tokens": K}
-        settings = Settings(options=options)
+        settings = Settings(options=options, length_policy="fixed")
         self.runtime = Runtime("prediction", make_engine(**standard | engine), settings, MANAGER)
 
     def begin(self, request_id="r", prompt=(50, 51), **arguments):

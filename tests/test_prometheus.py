@@ -40,9 +40,9 @@ engine = EngineInfo("test", 100, 64, 8, 3, model_name="tiny", **json.loads(sys.a
 publisher = Publisher("tested", engine)
 publisher.publish(
     Counters(
-        num_requests=4, num_steps=20, num_drafts=10, num_draft_tokens=30, num_accepted_tokens=9,
-        num_accepted_tokens_per_pos=[6, 2, 1], num_propose_calls=8, propose_seconds=0.5,
-        longest_propose_seconds=0.25, num_faults=1, switched_off=True,
+        num_requests=4, num_steps=20, num_proposed_tokens=40, num_drafts=10, num_draft_tokens=30,
+        num_accepted_tokens=9, num_accepted_tokens_per_pos=[6, 2, 1], num_propose_calls=8,
+        propose_seconds=0.5, longest_propose_seconds=0.25, num_faults=1, switched_off=True,
     ),
     2,
     lambda: Usage(3, 1000),
@@ -54,6 +54,7 @@ if input() == "close":
 WRITTEN = {
     "specplug_requests_total": 4,
     "specplug_steps_total": 20,
+    "specplug_proposed_tokens_total": 40,
     "specplug_drafts_total": 10,
     "specplug_draft_tokens_total": 30,
     "specplug_accepted_tokens_total": 9,

@@ -30,6 +30,7 @@ from specplug import (
 )
 from specplug.config import Settings
 from specplug.errors import CapabilityError, DependencyError, OptionError, UnknownProposerError
+from specplug.lengths.fixed import SPEC as FIXED
 from specplug.runtime import Arrival, Step
 
 K = 4
@@ -1015,7 +1016,7 @@ def test_counters_are_logged_at_the_interval_and_at_close(serve, caplog, clock):
     assert len(logged(caplog)) == 2
     toy.runtime.close()
     assert len(logged(caplog)) == 3
-    assert "'tested': 1 requests, 4 steps, 0 drafts" in logged(caplog)[-1]
+    assert "'tested': 1 requests, 4 steps, 20 tokens proposed, 0 drafts" in logged(caplog)[-1]
 
 
 def test_interval_zero_logs_only_at_close(serve, caplog, clock):
@@ -1068,11 +1069,13 @@ def test_a_process_that_ends_closes_its_runtimes(run_python):
         """
 import multiprocessing
 from specplug import EngineInfo, PluginManager, Proposer, ProposerSpec, Runtime
+from specplug.lengths import adaptive
 class P(Proposer):
     def propose(self, batch): return []
     def close(self): print("closed", flush=True)
 manager = PluginManager(discover=False)
 manager.add(ProposerSpec(name="p", factory=lambda options: P()))
+manager.add(adaptive.SPEC)
 def serve():
     global runtime  # alive until the process ends, which skips atexit
     runtime = Runtime("p", EngineInfo("test", 10, 10, 1, 2), plugins=manager)
@@ -1190,10 +1193,11 @@ class SimulatedEngine(RuleBasedStateMachine):
         self.proposer = Moody(self.texts)
         manager = PluginManager(discover=False)
         manager.add(ProposerSpec(name="moody", factory=lambda _: self.proposer))
+        manager.add(FIXED)
         self.runtime = Runtime(
             "moody",
             EngineInfo("simulated", VOCAB, WIDTH, MOST_ROWS, K),
-            Settings(max_consecutive_faults=3),
+            Settings(max_consecutive_faults=3, length_policy="fixed"),
             manager,
         )
         self.matrix = np.zeros((MOST_ROWS, WIDTH), np.int32)

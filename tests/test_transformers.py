@@ -306,7 +306,10 @@ def test_several_sequences_of_one_prompt(model):
 # -- sampling -------------------------------------------------------------------------------
 
 
-OURS = {"custom_generate": backend.generate, "proposer": "oracle", "num_speculative_tokens": 2}
+OURS = {
+    "custom_generate": backend.generate, "proposer": "oracle", "num_speculative_tokens": 2,
+    "settings": {"length_policy": "fixed"},
+}  # fmt: skip
 
 
 def sampled(model, seed, **options):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -68,9 +69,9 @@ def engine(generation, monkeypatch):
 
 @pytest.fixture
 def make_llm(engine, trtllm_model):
-    def make(proposer, k, **options):
+    def make(proposer, k, settings=MappingProxyType({"length_policy": "fixed"}), **options):
         config = specplug.trtllm.speculative_config(
-            SPECS.get(proposer, proposer), num_speculative_tokens=k, **options
+            SPECS.get(proposer, proposer), num_speculative_tokens=k, settings=settings, **options
         )
         return engine.LLM(str(trtllm_model), speculative_config=config)
 

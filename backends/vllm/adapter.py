@@ -19,6 +19,7 @@ SECTION = "specplug"
 """The key of specplug's settings in ``--additional-config``."""
 FLAG_MODULE = "specplug.vllm."
 """What the ``model`` of a ``--speculative-config`` begins with that selects specplug."""
+_STEPS_PER_SHARING = 32
 PROVIDES = frozenset({Capability.REQUEST_OPTIONS, Capability.TARGET_TOKENS})
 
 
@@ -94,6 +95,21 @@ class Adapter:
         self.runtime = Runtime(proposer, engine, settings)
         self.ranks = RankCheck.make(self.runtime.engine.world_size, settings)
         self.guarded = Guard("vLLM")
+        self._steps = 0
+
+    def share_costs(self) -> None:
+        """Let all tensor-parallel ranks decide by what rank 0 has measured.
+
+        Every rank must call this in every step: now and then it is a collective.
+        """
+        if self.runtime.engine.world_size == 1:
+            return
+        self._steps += 1
+        if self._steps % _STEPS_PER_SHARING == 0:
+            from vllm.distributed import get_tp_group
+
+            costs = self.runtime.length.costs
+            costs.adopt(get_tp_group().broadcast_object(costs.learnt(), src=0))
 
 
 def arrival(

@@ -122,6 +122,7 @@ class Drafter:
         )
         if drafts is None:
             drafts = Drafts.empty(len(sampled_token_ids))
+        self._adapter.share_costs()
         if self._adapter.ranks:
             drafts = self._adapter.ranks.agreed(self._runner.input_batch.req_ids, drafts)
         return drafts.to_lists()

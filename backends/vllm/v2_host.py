@@ -95,6 +95,7 @@ class HostSpeculator(Speculator):
         drafts = self._adapter.guarded(self._propose, input_batch, num_sampled, most)
         if drafts is None:
             drafts = Drafts.empty(input_batch.num_reqs)
+        self._adapter.share_costs()
         if self._adapter.ranks:
             drafts = self._adapter.ranks.agreed(input_batch.req_ids, drafts)
         self._drafts.update(zip(input_batch.req_ids, drafts.to_lists(), strict=True))

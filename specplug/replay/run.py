@@ -158,7 +158,9 @@ def replay(
         num_speculative_tokens=num_speculative_tokens,
         provides=PROVIDES,
     )
-    settings = Settings(options=dict(candidate.options), log_interval_seconds=0)
+    settings = Settings(
+        options=dict(candidate.options), length_policy="fixed", log_interval_seconds=0
+    )
     served = _Served(Runtime(candidate.proposer, engine, settings, plugins))
     try:
         served.serve(records, progress)

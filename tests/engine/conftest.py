@@ -172,7 +172,9 @@ def start(several_engines_in_one_process, interpreter, async_scheduling):
                 "num_speculative_tokens": k,
                 **arguments.get("speculative_config", {}),
             }
-            arguments["additional_config"] = {"specplug": settings or {}}
+            # Proposers are tested with whole drafts; test_vllm_length.py has what cuts them.
+            settings = {"length_policy": "fixed", **(settings or {})}
+            arguments["additional_config"] = {"specplug": settings}
         before = set(running())
         llm = LLM(str(model), **{**defaults, **arguments})
         new = set(running()) - before

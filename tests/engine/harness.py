@@ -151,7 +151,7 @@ def assert_counters_agree(engine):
         return
     padded = theirs["num_drafts"] - ours.num_drafts
     begun = ours.num_requests + theirs["num_preemptions"]
-    assert 0 <= padded <= begun
+    assert 0 <= padded <= begun, (theirs, ours)
     assert theirs["num_draft_tokens"] == ours.num_draft_tokens + padded * k
     assert theirs["num_accepted_tokens"] == ours.num_accepted_tokens
     assert theirs["num_accepted_tokens_per_pos"] == ours.num_accepted_tokens_per_pos

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from logging.handlers import MemoryHandler
 
 import pytest
 from harness import PROMPTS, sampling, strategy_for, thorough_on_v2
 from testproposers import ByRank, Switch
 from tinymodel import make_tiny_model
+
+from specplug import PluginManager
+from specplug.config import Settings
+from specplug.length_control import LengthControl
 
 pytestmark = thorough_on_v2
 BUILT_IN = ("ngram", "prompt_lookup", "suffix", "prediction", "lookahead", "cascade")
@@ -106,6 +111,32 @@ def test_both_ranks_draft_the_same_and_the_text_is_that_of_one(two_ranks, answer
     drafted, differing = served(two_ranks, strategy_for(name, answers), answers)
     assert differing == 0
     assert drafted > 0
+
+
+def decide_lengths(worker):
+    """Let the runtime of this rank cut drafts; the second rank's clock runs ten times as fast."""
+    runtime = adapter_of(worker).runtime
+    runtime.whole = runtime.length
+    speed = 1 + 9 * runtime.engine.rank
+    runtime.length = LengthControl(
+        runtime.engine, Settings(), PluginManager(), clock=lambda: speed * time.perf_counter()
+    )
+
+
+def whole_drafts_again(worker):
+    runtime = adapter_of(worker).runtime
+    costs, runtime.length = runtime.length.costs, runtime.whole
+    return costs.costs(4), costs.learnt()
+
+
+def test_both_ranks_choose_the_same_lengths_though_their_clocks_differ(two_ranks, answers):
+    on_each_rank(two_ranks, decide_lengths)
+    drafted, differing = served(two_ranks, strategy_for("suffix", answers), answers)
+    first, second = on_each_rank(two_ranks, whole_drafts_again)
+    assert drafted > 0
+    assert differing == 0
+    assert first[0] == second[0], "the second decides by what the first has measured"
+    assert second[1].lines != first[1].lines
 
 
 def test_drafts_that_depend_on_the_rank_are_found_and_dropped(two_ranks, answers):

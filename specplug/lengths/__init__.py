@@ -1,0 +1,1 @@
+"""The built-in length policies, one file each."""

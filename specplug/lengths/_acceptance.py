@@ -1,0 +1,112 @@
+"""How likely draft tokens are to be accepted, from how earlier ones fared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specplug.length import Outcome
+from specplug.proposer import Batch, Drafts
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.integer[Any]]
+
+_BINS = 8
+"""Scores are compared with what came of them in so many classes."""
+_FIRST_RATE = 0.6
+"""The chance of a token without a score before anything is known."""
+_FIRST_WEIGHT = 8.0
+"""What is known at first weighs as much as so many judged tokens."""
+_MEMORY = 2000.0
+"""Judged tokens of a class that count; older ones fade."""
+_REQUEST_DECAY = 0.9
+"""What a request's judged token counts when the next one has been judged."""
+_HIGHEST = 0.98
+"""Nothing is certain: a draft that always was right so far may not be the next time."""
+
+
+class AcceptanceEstimate:
+    """The chance of each draft token, given that those before it were accepted.
+
+    Two parts: a table over all requests, by position and by the proposer's score, and for each
+    request how much better or worse it fares than the table says.
+
+    Args:
+        k: the most draft tokens per request and step.
+    """
+
+    def __init__(self, k: int) -> None:
+        scores = (np.arange(_BINS) + 0.5) / _BINS
+        rates = np.append(scores, _FIRST_RATE)  # the last class: tokens without a score
+        self._judged = np.full((_BINS + 1, k), _FIRST_WEIGHT)
+        self._matched = self._judged * rates[:, None]
+        self._by_position = np.full((2, k), _FIRST_WEIGHT)
+        self._by_position[0] *= _FIRST_RATE
+        self._k = k
+        self._grow(16)
+
+    def _grow(self, slots: int) -> None:
+        """Make room for so many requests."""
+        self._kinds = np.zeros((slots, self._k), np.int64)
+        self._expected = np.zeros((slots, self._k))
+        self._record = np.zeros((2, slots))
+
+    def begin(self, slot: int) -> None:
+        """Know nothing of the request in this slot."""
+        if slot >= self._record.shape[1]:
+            kinds, expected, record = self._kinds, self._expected, self._record
+            self._grow(2 * slot)
+            self._kinds[: len(kinds)], self._expected[: len(kinds)] = kinds, expected
+            self._record[:, : len(kinds)] = record
+        self._record[:, slot] = 0
+
+    def of_drafts(self, batch: Batch, drafts: Drafts) -> Floats:
+        """Return the chances of a step's draft tokens, ``[n, width]``, and remember the drafts."""
+        width = drafts.token_ids.shape[1]
+        if drafts.scores is None:
+            kinds = np.full((len(batch), width), _BINS)
+        else:
+            kinds = np.clip((drafts.scores * _BINS).astype(np.int64), 0, _BINS - 1)
+        rates = (self._matched / self._judged)[kinds, np.arange(width)]
+        self._kinds[batch.slots, :width] = kinds
+        self._expected[batch.slots, :width] = rates
+        return self._for_requests(batch, rates)
+
+    def before_drafting(self, batch: Batch) -> Floats:
+        """Return the chances at each position, ``[n, k]``, of drafts that are not made yet."""
+        rates = self._by_position[0] / self._by_position[1]
+        return self._for_requests(batch, np.broadcast_to(rates, (len(batch), self._k)))
+
+    def _for_requests(self, batch: Batch, rates: Floats) -> Floats:
+        matched, expected = self._record[:, batch.slots]
+        ratio = (matched + 1) / (expected + 1)
+        chances: Floats = np.minimum(rates * ratio[:, None], _HIGHEST)
+        return chances
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn how far drafts came true."""
+        slots, positions = outcome.slots, np.arange(self._k)
+        judged = positions < outcome.num_judged[:, None]
+        matched = positions < outcome.num_matched[:, None]
+        faded = _REQUEST_DECAY**outcome.num_judged
+        self._record[0, slots] = self._record[0, slots] * faded + matched.sum(axis=1)
+        expected = np.where(judged, self._expected[slots], 0.0).sum(axis=1)
+        self._record[1, slots] = self._record[1, slots] * faded + expected
+
+        rows, at = np.nonzero(judged)
+        kinds = self._kinds[slots[rows], at]
+        np.add.at(self._judged, (kinds, at), 1.0)
+        np.add.at(self._matched, (kinds, at), matched[rows, at])
+        self._by_position += matched.sum(axis=0), judged.sum(axis=0)
+        self._fade()
+
+    def _fade(self) -> None:
+        full = self._judged > _MEMORY
+        if full.any():
+            self._judged[full] /= 2
+            self._matched[full] /= 2
+        full = self._by_position[1] > _MEMORY
+        if full.any():
+            self._by_position[:, full] /= 2
