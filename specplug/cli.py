@@ -163,6 +163,16 @@ def replay_records(
     num_speculative_tokens: Annotated[
         str, typer.Option(help="The most draft tokens per step; several with commas between.")
     ] = "8",
+    length_policy: Annotated[
+        list[str],
+        typer.Option(help="What decides how much of a draft is verified; several times for more."),
+    ] = ["fixed"],  # noqa: B006 (typer makes a copy)
+    token_cost: Annotated[
+        float,
+        typer.Option(
+            min=0, help="What each token adds to a step, as a share of a step without any."
+        ),
+    ] = 0.0,
     concurrency: Annotated[
         int, typer.Option(min=1, help="How many requests are served at a time.")
     ] = 1,
@@ -189,6 +199,8 @@ def replay_records(
         files=files,
         proposers=proposer,
         num_speculative_tokens=_numbers(num_speculative_tokens),
+        length_policies=length_policy,
+        token_cost=token_cost,
         concurrency=concurrency,
         tokenizer=tokenizer,
         vocab_size=vocab_size,

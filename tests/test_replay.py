@@ -25,6 +25,8 @@ KEYS = [
     "proposer",
     "options",
     "num_speculative_tokens",
+    "length_policy",
+    "speed",
     "tokens_per_step",
     "drafted_per_step",
     "acceptance_rate",
@@ -168,7 +170,7 @@ def test_who_knows_nothing_takes_a_step_per_token(plugins, outputs, always, conc
 def test_how_many_are_served_at_a_time_changes_no_count(plugins, outputs, concurrency):
     records = [record([1, 2, 3], output) for output in outputs]
     rows = [measured(plugins, records, "ngram", concurrency=n) for n in (1, concurrency)]
-    for key in KEYS[3:8]:
+    for key in KEYS[5:10]:
         assert rows[0][key] == rows[1][key]
 
 
@@ -178,6 +180,38 @@ def test_the_last_draft_is_counted_whole(plugins):
     assert row["tokens_per_step"] == 1
     assert row["drafted_per_step"] == 4
     assert row["acceptance_by_position"] == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_what_a_token_costs_makes_a_speed(plugins):
+    # 7 | 1 2 3 | 1 2, with 4 draft tokens at both steps; without, a step for each of 5 tokens.
+    records = [record([5], [7, 1, 2, 3, 1, 2])]
+    known = {"always": [1, 2, 9, 9], "vocab_size": 10}
+    assert measured(plugins, records, **known)["speed"] == 5 / 2
+    row = measured(plugins, records, token_cost=0.1, **known)
+    assert row["speed"] == pytest.approx(5 * 1.1 / (2 * 1.5))
+
+
+@given(outputs=outputs, concurrency=st.integers(1, 4), token_cost=st.floats(0, 2))
+def test_who_drafts_nothing_is_as_fast_as_no_speculation(plugins, outputs, concurrency, token_cost):
+    records = [record([1], output) for output in outputs]
+    row = measured(plugins, records, always=[], concurrency=concurrency, token_cost=token_cost)
+    assert row["speed"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("token_cost", [0.02, 0.2, 1.0])
+def test_adaptive_lengths_gain_on_copies_and_lose_nothing_else(plugins, token_cost):
+    """Against no speculation, and against whole drafts where a token is dear."""
+    chance = np.random.default_rng(0)
+    copies = [record([3] * 20, chance.integers(10, 90, 200).tolist()) for _ in range(4)]
+    speeds = {}
+    for policy in ("fixed", "adaptive"):
+        same = {"length_policy": policy, "token_cost": token_cost, "k": 8, "concurrency": 4}
+        speeds[policy, "copy"] = measured(plugins, copies, **same)["speed"]
+        speeds[policy, "free"] = measured(plugins, copies, always=[1] * 8, **same)["speed"]
+    assert speeds["adaptive", "free"] > 0.97
+    assert speeds["adaptive", "copy"] > 0.9 * max(1, speeds["fixed", "copy"])
+    if token_cost > 0.1:
+        assert speeds["adaptive", "free"] > 1.2 * speeds["fixed", "free"]
 
 
 def test_what_is_to_come_cannot_be_seen(plugins):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +23,8 @@ class ReplaySettings:
     files: Sequence[Path]
     proposers: Sequence[str]
     num_speculative_tokens: Sequence[int]
+    length_policies: Sequence[str] = ("fixed",)
+    token_cost: float = 0.0
     concurrency: int = 1
     tokenizer: Path | None = None
     vocab_size: int | None = None
@@ -45,19 +48,23 @@ def run_replay(
     candidates = [parse_candidate(text) for text in settings.proposers]
     for candidate in candidates:
         plugins.create(candidate.proposer, candidate.options, PROVIDES)
+    for policy in settings.length_policies:
+        plugins.create_length_policy(policy, {})
     records = read_records(settings.files, settings.tokenizer)
     results = []
     stderr = Console(stderr=True)
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
         for candidate in candidates:
-            for k in settings.num_speculative_tokens:
-                task = progress.add_task(f"{candidate}, K = {k}", total=len(records))
+            for k, policy in product(settings.num_speculative_tokens, settings.length_policies):
+                task = progress.add_task(f"{candidate}, K = {k}, {policy}", total=len(records))
                 results.append(
                     replay(
                         records,
                         candidate,
                         k,
                         concurrency=settings.concurrency,
+                        length_policy=policy,
+                        token_cost=settings.token_cost,
                         vocab_size=settings.vocab_size,
                         plugins=plugins,
                         progress=lambda task=task: progress.advance(task),  # type: ignore[misc]

@@ -29,6 +29,8 @@ def as_row(result: Result) -> dict[str, Any]:
         "proposer": result.candidate.proposer,
         "options": dict(result.candidate.options),
         "num_speculative_tokens": result.num_speculative_tokens,
+        "length_policy": result.length_policy,
+        "speed": result.speed,
         "tokens_per_step": _ratio(result.num_tokens, counters.num_steps),
         "drafted_per_step": _ratio(counters.num_draft_tokens, counters.num_steps),
         "acceptance_rate": _ratio(counters.num_accepted_tokens, counters.num_draft_tokens),
@@ -47,7 +49,7 @@ def table(results: Iterable[Result]) -> Table:
     shown = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     shown.add_column("proposer", overflow="fold", min_width=20)
     for heading in (
-        "K", "tokens\n/step", "drafted\n/step", "accept-\nance", "with\ndraft",
+        "K", "length", "speed", "tokens\n/step", "drafted\n/step", "accept-\nance", "with\ndraft",
         "µs", "p99\nµs", "max\nms", "MB",
     ):  # fmt: skip
         shown.add_column(heading, justify="right", no_wrap=True)
@@ -57,6 +59,8 @@ def table(results: Iterable[Result]) -> Table:
         shown.add_row(
             str(result.candidate),
             str(row["num_speculative_tokens"]),
+            row["length_policy"],
+            _text(row["speed"], ".2f"),
             _text(row["tokens_per_step"], ".3f"),
             _text(row["drafted_per_step"], ".2f"),
             _text(row["acceptance_rate"], ".1%"),
@@ -78,9 +82,9 @@ def write_json(path: Path, results: Iterable[Result]) -> None:
 def write_picture(path: Path, results: Sequence[Result]) -> None:
     """Draw tokens per step and drafted tokens per step by proposer and K."""
     pyplot = _pyplot()
-    labels = list(dict.fromkeys(str(result.candidate) for result in results))
+    labels = list(dict.fromkeys(map(_label, results)))
     ks = sorted({result.num_speculative_tokens for result in results})
-    rows = {(str(r.candidate), r.num_speculative_tokens): as_row(r) for r in results}
+    rows = {(_label(r), r.num_speculative_tokens): as_row(r) for r in results}
     figure, panels = pyplot.subplots(
         1, 2, figsize=(10, 1.5 + 0.4 * len(labels) * len(ks)), layout="constrained", sharey=True
     )
@@ -106,6 +110,11 @@ def write_picture(path: Path, results: Sequence[Result]) -> None:
     figure.savefig(drawn, format=path.suffix.lstrip(".") or "png", dpi=150)
     pyplot.close(figure)
     _replace(path, drawn.getvalue())
+
+
+def _label(result: Result) -> str:
+    policy = "" if result.length_policy == "fixed" else f", {result.length_policy}"
+    return f"{result.candidate}{policy}"
 
 
 def check_writable(path: Path, *, picture: bool = False) -> None:

@@ -53,6 +53,8 @@ class Result:
         call_seconds: each call of ``propose``, ``[calls]``.
         call_requests: for how many requests each call was, ``[calls]``.
         state_bytes: the most that the proposer held, or None if it does not count.
+        length_policy: what decided how much of a draft was verified.
+        speed: as a multiple of no speculation, under the assumed cost of a token.
     """
 
     candidate: Candidate
@@ -63,6 +65,8 @@ class Result:
     call_seconds: list[float]
     call_requests: list[int]
     state_bytes: int | None
+    length_policy: str = "fixed"
+    speed: float = 1.0
 
 
 def parse_candidate(text: str) -> Candidate:
@@ -119,6 +123,8 @@ def replay(
     num_speculative_tokens: int,
     *,
     concurrency: int = 1,
+    length_policy: str = "fixed",
+    token_cost: float = 0.0,
     vocab_size: int | None = None,
     plugins: PluginManager | None = None,
     progress: Callable[[], None] = lambda: None,
@@ -135,6 +141,9 @@ def replay(
         num_speculative_tokens: K.
         concurrency: how many records are served at a time; a finished one makes room for the
             next.
+        length_policy: what decides how much of a draft is verified.
+        token_cost: what each token adds to a step, as a share of a step without any; the time that
+            drafting takes is left out.
         vocab_size: of the model; by default what the records need.
         plugins: where to look the proposer up; by default everything installed.
         progress: called after each record.
@@ -159,9 +168,11 @@ def replay(
         provides=PROVIDES,
     )
     settings = Settings(
-        options=dict(candidate.options), length_policy="fixed", log_interval_seconds=0
+        options=dict(candidate.options), length_policy=length_policy, log_interval_seconds=0
     )
-    served = _Served(Runtime(candidate.proposer, engine, settings, plugins))
+    time_ = _AssumedTime(token_cost)
+    runtime = Runtime(candidate.proposer, engine, settings, plugins, clock=lambda: time_.now)
+    served = _Served(runtime, time_)
     try:
         served.serve(records, progress)
     finally:
@@ -175,7 +186,34 @@ def replay(
         served.call_seconds,
         served.call_requests,
         served.state_bytes,
+        length_policy,
+        _seconds_without(records, concurrency, token_cost) / time_.now if time_.now else 1.0,
     )
+
+
+@dataclass(slots=True)
+class _AssumedTime:
+    """The engine's clock: a step takes 1 and what its tokens cost."""
+
+    token_cost: float
+    now: float = 0.0
+
+    def step(self, num_tokens: int) -> None:
+        """Let a step pass that computes so many tokens; with none there is no step."""
+        if num_tokens:
+            self.now += 1 + self.token_cost * num_tokens
+
+
+def _seconds_without(records: Sequence[Record], concurrency: int, token_cost: float) -> float:
+    """Return the time in which the engine would have served the records without speculation."""
+    waiting = deque(len(record.token_ids) - record.num_prompt_tokens - 1 for record in records)
+    assumed, running = _AssumedTime(token_cost), list[int]()
+    while waiting or running:
+        while waiting and len(running) < concurrency:
+            running.append(waiting.popleft())
+        running = [left - 1 for left in running if left]
+        assumed.step(len(running))
+    return assumed.now
 
 
 def _vocab_size(records: Sequence[Record]) -> int:
@@ -218,9 +256,10 @@ class _Running:
 class _Served:
     """The engine's side: rows of a matrix, each of which serves one record after another."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, assumed: _AssumedTime) -> None:
         engine = runtime.engine
         self.runtime = runtime
+        self._assumed = assumed
         self.call_seconds: list[float] = []
         self.call_requests: list[int] = []
         self.drafted_per_pos = [0] * engine.num_speculative_tokens
@@ -238,6 +277,7 @@ class _Served:
                 if waiting and row not in rows:
                     rows[row] = self._begin(row, *waiting.popleft())
             self._step(rows)
+            self._assumed.step(sum(1 + len(one.draft) for one in rows.values() if not one.finished))
             for row, running in list(rows.items()):
                 if running.finished:
                     self.runtime.end(running.id)
