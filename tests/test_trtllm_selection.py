@@ -234,7 +234,7 @@ def test_other_engines_are_left_alone(newest, trtllm_model, caplog):
 
 # -- YAML -----------------------------------------------------------------------------------
 
-PAGE = Path(__file__).parent.parent / "docs" / "trtllm.md"
+PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "trtllm.md"
 FILE, MAPPING = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 

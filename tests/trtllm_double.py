@@ -1,4 +1,4 @@
-"""A double of TensorRT-LLM, written from docs/trtllm.md: its modules, its ``LLM``, its executor.
+"""A double of TensorRT-LLM (docs/explanation/engines.md): modules, ``LLM``, executor.
 
 Six generations, A to F, differ in the drafter's base class, in padding and in request lists. The
 rules that a drafter must keep are checked where the engine would go wrong without a word.

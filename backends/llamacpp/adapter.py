@@ -34,7 +34,7 @@ def draft(
         num_speculative_tokens: K, the most draft tokens per step.
         vocab_size: of the model. Without it, drafts end before a token with a higher id than all
             that were seen: llama.cpp fails at one that it does not have.
-        settings: the other settings, see :class:`specplug.config.Settings`.
+        settings: the other settings, see ``specplug.config.Settings``.
         options: the proposer's own options.
 
     Raises:

@@ -44,7 +44,7 @@ def check_release() -> None:
     if differing := list(mismatches()):
         raise EngineSupportError(
             f"specplug does not know how to drive this transformers: {'; '.join(differing)}.",
-            hint="Install a release that docs/transformers.md names.",
+            hint="Install a release that docs/reference/releases.md names.",
         )
 
 

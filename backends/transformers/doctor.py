@@ -18,7 +18,7 @@ def examine(arguments: Sequence[str]) -> Iterator[Check]:
     if differing:
         yield Check(
             "release", Status.PROBLEM, f"{'; '.join(differing)}.",
-            "Install a release that docs/transformers.md names.",
+            "Install a release that docs/reference/releases.md names.",
         )  # fmt: skip
     else:
         yield Check("release", Status.OK, "All that is needed of it is there.")

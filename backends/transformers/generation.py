@@ -45,7 +45,7 @@ def generate(
         num_speculative_tokens: K, the most draft tokens per step.
         options: the proposer's own options.
         request_options: what requests may set: one mapping for all rows, or one for each.
-        settings: the other settings, see :class:`specplug.config.Settings`.
+        settings: the other settings, see ``specplug.config.Settings``.
         streamer: gets each token as it is decided, as from plain ``generate``.
         synced_gpus: refused when true.
         model_kwargs: for the model's ``forward``.

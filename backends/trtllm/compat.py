@@ -10,7 +10,7 @@ RELEASES = Releases(
     newest=(1, 3),
     how_to_try="settings={'allow_untested_engine': True} to specplug.trtllm.speculative_config",
 )
-"""Their source was read; see docs/trtllm.md for what was run of them."""
+"""Their source was read; see docs/explanation/limits.md for what was run of them."""
 HOOKS = (
     Hook(
         "tensorrt_llm._torch.speculative.drafter",

@@ -134,7 +134,7 @@ def _proposer(
     plugins = adapter.plugins()
     yield Check("proposer", Status.OK, f"{adapter.name}, of {plugins.get(adapter.name).origin}.")
     for warning in selection.warnings(arguments, model):
-        yield Check("engine", Status.WARNING, warning, "See docs/trtllm.md.")
+        yield Check("engine", Status.WARNING, warning, "See docs/how-to/trtllm.md.")
     adapter.deployment = selection.deployment(arguments, model)
     made = plugins.create(adapter.name, adapter.settings.options, PROVIDES)
     yield measured(*made, adapter.engine_info(), plugins)

@@ -10,7 +10,7 @@ RELEASES = Releases(
     newest=(0, 33),
     how_to_try='--additional-config \'{"specplug": {"allow_untested_engine": true}}\'',
 )
-"""Their source was checked; see docs/vllm.md for those that were run."""
+"""Their source was checked; see docs/explanation/limits.md for those that were run."""
 OLDEST_V2 = (0, 28)
 """The first release whose V2 runner takes a speculator that has no model."""
 
