@@ -153,9 +153,13 @@ class LookaheadProposer(Proposer):
 
 
 def _last_tokens(batch: Batch, width: int) -> Int32Array:
-    """Return each request's last ``width`` tokens, ``[n, width]``: a first guess like any other."""
-    sizes = batch.num_tokens[:, None]
-    at = np.maximum(sizes - width, 0) + np.arange(width)
+    """Return each request's last tokens, as many as it may draft: a first guess like any other.
+
+    Returns:
+        int32 ``[n, width]``; what is behind a request's own limit repeats its last token.
+    """
+    sizes, limits = batch.num_tokens[:, None], batch.max_draft_tokens[:, None]
+    at = np.maximum(sizes - limits, 0) + np.arange(width)
     last: Int32Array = batch.token_ids[batch.rows[:, None], np.minimum(at, sizes - 1)]
     return last
 

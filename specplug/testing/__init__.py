@@ -1,0 +1,10 @@
+"""Conformance suites for people who write proposers, length policies or backends.
+
+Needs the extra ``test`` (pytest and hypothesis).
+"""
+
+from specplug.testing.calls import BrokenRuleError
+from specplug.testing.policies import LengthPolicyConformance
+from specplug.testing.proposers import ENGINE, ProposerConformance
+
+__all__ = ["ENGINE", "BrokenRuleError", "LengthPolicyConformance", "ProposerConformance"]
