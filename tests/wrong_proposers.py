@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from specplug import Drafts, Proposer, ProposerSpec
+from specplug import Drafts, Proposer, ProposerSpec, Usage
 
 
 class LastToken(Proposer):
@@ -114,9 +114,20 @@ class Counting(LastToken):
         self._count += 1
 
     def usage(self):
-        from specplug import Usage
-
         return Usage(self._count, 0)
+
+
+class Holding(LastToken):
+    """Holds bytes that it does not give back."""
+
+    def __init__(self, _options=None):
+        self._bytes = 0
+
+    def begin(self, request):
+        self._bytes = 100
+
+    def usage(self):
+        return Usage(0, self._bytes)
 
 
 class NotCleared(LastToken):
@@ -213,7 +224,7 @@ WRONG = {
     "determinism_across_processes": [Hashing],
     "limits": [TooLong, OutsideVocabulary, Floats, Percent],
     "faults": [NeedsTwoTokens, NeedsDrafts],
-    "no_state_after_end": [Remembering, Counting],
+    "no_state_after_end": [Remembering, Counting, Holding],
     "new_after_end": [NotCleared],
     "order_independence": [Chained],
     "batch_independence": [ByNeighbours],

@@ -11,6 +11,7 @@ from specplug.proposer import Batch, Drafts, EngineInfo, Int32Array, Options, Re
 
 _LONGEST_PAUSE = 32
 """A request whose drafts do not pay is drafted for at least every so many steps."""
+_LEAST_SECONDS = 1e-9
 
 
 class AdaptiveOptions(Options):
@@ -132,7 +133,8 @@ def worthwhile(
     # Stable, so that equal gains stay in order of position and no token is taken before those
     # in front of it.
     order = np.argsort(-gains, kind="stable")[: min(int(most.sum()), load.max_draft_tokens)]
-    without = load.costs.base + load.costs.per_token * load.num_tokens
+    # Never 0, so that free steps can be compared.
+    without = max(load.costs.base + load.costs.per_token * load.num_tokens, _LEAST_SECONDS)
     expected = load.num_tokens + np.cumsum(gains[order])
     goodput = expected / (without + per_token * np.arange(1, len(order) + 1))
     best = int(goodput.argmax()) if len(order) else 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from hypothesis.strategies import SearchStrategy
-
 from specplug.testing.calls import BrokenRuleError, CallLog, broken
-from specplug.testing.examples import for_all
+from specplug.testing.examples import Examples
 from specplug.testing.results import Fault
 
 _T = TypeVar("_T")
+_REPLAYS = 10
+"""How often chance could play the same."""
 
 
 class Run(Protocol):
@@ -54,10 +54,9 @@ def first_difference(one: Sequence[Any], other: Sequence[Any]) -> str:
 def check_same(
     rule: str,
     how: str,
-    examples: SearchStrategy[_T],
+    examples: Examples[_T],
     reference: Callable[[_T], Run],
     other: Callable[[_T], Run],
-    num_examples: int,
 ) -> None:
     """Check that two ways of playing examples come to the same.
 
@@ -75,8 +74,8 @@ def check_same(
         compare(rule, how, one, other(example))
 
     try:
-        for_all(examples, check, num_examples)
+        examples.check(check)
     except BrokenRuleError:
         example, one = latest[0]
-        if all(reference(example).results == one.results for _ in range(3)):
+        if all(reference(example).results == one.results for _ in range(_REPLAYS)):
             raise

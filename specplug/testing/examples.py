@@ -1,9 +1,10 @@
-"""Runs a check on many examples and reports the shortest that fails."""
+"""Examples of a hypothesis strategy: made once, checked by every rule, shortened when one fails."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import cached_property
+from typing import Generic, TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis.errors import Flaky
@@ -14,62 +15,77 @@ from specplug.testing.calls import BrokenRuleError
 _T = TypeVar("_T")
 
 
-def _settings(num_examples: int, *phases: Phase) -> settings:
-    return settings(
-        max_examples=num_examples,
-        phases=phases,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        print_blob=False,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-        verbosity=Verbosity.quiet,
-    )
-
-
-def for_all(examples: SearchStrategy[_T], check: Callable[[_T], None], num_examples: int) -> None:
-    """Call ``check`` with examples, always the same ones.
+class Examples(Generic[_T]):
+    """Examples of a strategy, always the same ones.
 
     ``@given`` stands on a function in here and not on the tests: on a method that several classes
-    inherit it would fail, and no state is left from one example to the next.
+    inherit it would fail, and no state is left from one example to the next. Making examples takes
+    longer than checking them, so all rules share them.
 
-    Raises:
-        BrokenRuleError: from the shortest example that was found.
+    Args:
+        strategy: makes them.
+        count: how many.
     """
-    __tracebackhide__ = True
-    latest: BrokenRuleError | None = None
 
-    @_settings(num_examples, Phase.generate, Phase.shrink)
-    @given(examples)
-    def run(example: _T) -> None:
-        nonlocal latest
+    def __init__(self, strategy: SearchStrategy[_T], count: int) -> None:
+        self._strategy, self._count = strategy, count
+
+    @cached_property
+    def values(self) -> list[_T]:
+        """All of them."""
+        values: list[_T] = []
+        self._run(values.append, Phase.generate)
+        return values
+
+    def check(self, check: Callable[[_T], None]) -> None:
+        """Call ``check`` with each example.
+
+        Raises:
+            BrokenRuleError: from the shortest example that was found; ``check`` raised it.
+        """
+        __tracebackhide__ = True
+        broken: BrokenRuleError | None = None
+        for value in self.values:
+            try:
+                check(value)
+            except BrokenRuleError as error:
+                broken = self._shortened(check, error)
+                break
+        if broken is not None:
+            raise type(broken)(*broken.args) from broken.__cause__
+
+    def _shortened(self, check: Callable[[_T], None], found: BrokenRuleError) -> BrokenRuleError:
+        latest = found
+
+        def noting(value: _T) -> None:
+            nonlocal latest
+            try:
+                check(value)
+            except BrokenRuleError as error:
+                latest = error
+                raise
+
         try:
-            check(example)
-        except BrokenRuleError as error:
-            latest = error
-            raise
+            self._run(noting, Phase.generate, Phase.shrink)
+        except (BrokenRuleError, Flaky):
+            # Flaky: a plugin that follows no rule at all may keep this one the second time.
+            return latest
+        return found
 
-    try:
+    def _run(self, function: Callable[[_T], None], *phases: Phase) -> None:
+        @settings(
+            max_examples=self._count,
+            phases=phases,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            print_blob=False,
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+            verbosity=Verbosity.quiet,
+        )
+        @given(self._strategy)
+        def run(example: _T) -> None:
+            function(example)
+
         run()
-    except BrokenRuleError as error:
-        latest = error
-    except Flaky:
-        # A plugin that follows no rule at all may keep this one the second time.
-        if latest is None:
-            raise
-    if latest is not None:
-        raise type(latest)(*latest.args) from latest.__cause__
-
-
-def some(examples: SearchStrategy[_T], num_examples: int) -> list[_T]:
-    """Return some examples, always the same ones."""
-    found: list[_T] = []
-
-    @_settings(num_examples, Phase.generate)
-    @given(examples)
-    def run(example: _T) -> None:
-        found.append(example)
-
-    run()
-    return found

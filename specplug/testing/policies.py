@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from specplug.plugins import PluginManager
 from specplug.proposer import Batch, Drafts, EngineInfo, Int32Array, Request
 from specplug.testing.calls import broken
 from specplug.testing.comparing import check_same, compare, first_difference
-from specplug.testing.examples import for_all, some
+from specplug.testing.examples import Examples
 from specplug.testing.memory import where_held
 from specplug.testing.policy_simulation import (
     MakePolicy,
@@ -80,7 +81,7 @@ class LengthPolicyConformance:
             ]
             compare("determinism", "with the same calls", *runs)
 
-        for_all(policy_schedules(engine), check, self.num_examples)
+        self._schedules(engine).check(check)
 
     def test_determinism_across_processes(self, engine: EngineInfo) -> None:
         """Two processes that hash in different ways decide the same."""
@@ -88,7 +89,7 @@ class LengthPolicyConformance:
         rule = "determinism_across_processes"
         if self.spec is None:
             pytest.skip("another process needs the class attribute 'spec'")
-        examples = some(policy_schedules(engine), self.num_examples)
+        examples = self._schedules(engine).values
         arguments = self.spec, self.options, engine, examples
         try:
             pickle.dumps(arguments)
@@ -115,7 +116,7 @@ class LengthPolicyConformance:
                 if fault.error is None:
                     raise broken("limits", fault.what, simulation.log)
 
-        for_all(policy_schedules(engine), check, self.num_examples)
+        self._schedules(engine).check(check)
 
     def test_faults(self, make_policy: MakePolicy, engine: EngineInfo) -> None:
         """Nothing raises: not without drafts or scores, with costs of 0, or for K = 1."""
@@ -129,8 +130,8 @@ class LengthPolicyConformance:
                     raise broken("faults", fault.what, simulation.log) from fault.error
 
         smallest = replace(engine, num_speculative_tokens=1)
-        for_all(policy_schedules(engine), lambda it: check(it, engine), self.num_examples)
-        for_all(policy_schedules(smallest), lambda it: check(it, smallest), self.num_examples)
+        self._schedules(engine).check(lambda it: check(it, engine))
+        self._schedules(smallest).check(lambda it: check(it, smallest))
 
     def test_no_state_after_end(self, make_policy: MakePolicy, engine: EngineInfo) -> None:
         """When all requests have ended, none of them is held."""
@@ -142,7 +143,7 @@ class LengthPolicyConformance:
             if held := where_held("policy", simulation.policy, IDS):
                 raise broken("no_state_after_end", f"{held}, which has ended", simulation.log)
 
-        for_all(policy_schedules(engine), check, self.num_examples)
+        self._schedules(engine).check(check)
 
     def test_new_after_end(self, make_policy: MakePolicy, engine: EngineInfo) -> None:
         """A request whose id and slot were another's before is treated like the first."""
@@ -158,14 +159,12 @@ class LengthPolicyConformance:
         def fresh(lives: tuple[PolicySchedule, PolicySchedule]) -> PolicySimulation:
             return PolicySimulation(make_policy, engine, "a new instance").play(lives[1])
 
-        one = policy_schedules(engine, max_events=8)
         check_same(
             "new_after_end",
             "after requests that have ended",
-            st.tuples(one, one),
+            _pairs(engine, self.num_examples),
             fresh,
             used,
-            self.num_examples,
         )
 
     def test_order_independence(self, make_policy: MakePolicy, engine: EngineInfo) -> None:
@@ -181,10 +180,9 @@ class LengthPolicyConformance:
         check_same(
             "order_independence",
             "in another order",
-            policy_schedules(engine),
+            self._schedules(engine),
             player("in order", False),
             player("in another order", True),
-            self.num_examples,
         )
 
     def test_inputs_unchanged(self, make_policy: MakePolicy, engine: EngineInfo) -> None:
@@ -198,7 +196,7 @@ class LengthPolicyConformance:
                     "inputs_unchanged", f"it wrote {simulation.changed[0]}", simulation.log
                 )
 
-        for_all(policy_schedules(engine), check, self.num_examples)
+        self._schedules(engine).check(check)
 
     def test_cost(self, make_policy: MakePolicy, engine: EngineInfo) -> None:
         """A step of 256 requests takes no longer than ``max_seconds``."""
@@ -211,9 +209,23 @@ class LengthPolicyConformance:
                 f"max_seconds allows {self.max_seconds * 1e3:g}",
             )
 
+    def _schedules(self, engine: EngineInfo) -> Examples[PolicySchedule]:
+        return _schedules(engine, self.num_examples)
+
     def _for_independent(self) -> None:
         if not self.independent:
             pytest.skip("it declares independent = False")
+
+
+@cache
+def _schedules(engine: EngineInfo, count: int) -> Examples[PolicySchedule]:
+    return Examples(policy_schedules(engine), count)
+
+
+@cache
+def _pairs(engine: EngineInfo, count: int) -> Examples[tuple[PolicySchedule, PolicySchedule]]:
+    one = policy_schedules(engine, max_events=10)
+    return Examples(st.tuples(one, one), count)
 
 
 def maker(spec: Any, options: Mapping[str, Any]) -> MakePolicy:

@@ -23,7 +23,7 @@ from specplug.proposer import (
 from specplug.testing.calls import broken
 from specplug.testing.comparing import check_same, compare, first_difference
 from specplug.testing.cost import step_seconds
-from specplug.testing.examples import for_all, some
+from specplug.testing.examples import Examples
 from specplug.testing.memory import where_held
 from specplug.testing.process import play_elsewhere
 from specplug.testing.schedules import (
@@ -50,6 +50,7 @@ ENGINE = EngineInfo(
     provides=frozenset({Capability.REQUEST_OPTIONS, Capability.TARGET_TOKENS}),
 )
 """The engine that is played; small, so that its limits are met."""
+_EXAMPLES: dict[Any, Any] = {}
 
 _TIMES = 8
 """What a step may take with a long context, as a multiple of one with a short context."""
@@ -97,12 +98,12 @@ class ProposerConformance:
     @pytest.fixture
     def make_proposer(self, engine: EngineInfo) -> MakeProposer:
         """A function that returns a new proposer each time, as the spec makes it."""
-        if self.spec is None:
+        if self._spec is None:
             pytest.fail(
                 f"{type(self).__name__} says not what it tests: set the class attribute 'spec', or "
                 "override the fixture 'make_proposer'."
             )
-        return maker(self.spec, self.options, engine)
+        return maker(self._spec, self.options, engine)
 
     def prompts(self, engine: EngineInfo) -> Prompts:
         """Return a strategy of prompts that the proposer can draft for."""
@@ -117,7 +118,7 @@ class ProposerConformance:
     def test_drafts(self, make_proposer: MakeProposer, engine: EngineInfo) -> None:
         """It drafts something in these schedules: else they say nothing about it."""
         __tracebackhide__ = True
-        for schedule in some(self._schedules(engine), self.num_examples):
+        for schedule in self._schedules(engine).values:
             simulation = self._simulate(make_proposer, engine).play(schedule)
             if any(simulation.results.values()) or simulation.faults:
                 return  # faults are for other rules
@@ -138,15 +139,15 @@ class ProposerConformance:
             ]
             compare("determinism", "with the same calls", *runs)
 
-        for_all(self._schedules(engine), check, self.num_examples)
+        self._schedules(engine).check(check)
 
     def test_determinism_across_processes(self, engine: EngineInfo) -> None:
         """Two processes that hash in different ways draft the same."""
         __tracebackhide__ = True
-        if self.spec is None:
+        if self._spec is None:
             pytest.skip("another process needs the class attribute 'spec'")
-        examples = some(self._schedules(engine), self.num_examples)
-        arguments = self.spec, self.options, engine, examples
+        examples = self._schedules(engine).values
+        arguments = self._spec, self.options, engine, examples
         try:
             pickle.dumps(arguments)
         except Exception as error:
@@ -161,7 +162,7 @@ class ProposerConformance:
             return  # nor is it within a process: see test_determinism
         for first, second, schedule in zip(here, elsewhere, examples, strict=True):
             if first != second:
-                simulation = self._simulate(maker(self.spec, self.options, engine), engine)
+                simulation = self._simulate(maker(self._spec, self.options, engine), engine)
                 raise broken(
                     rule,
                     "a process with another PYTHONHASHSEED drafts differently: "
@@ -179,7 +180,7 @@ class ProposerConformance:
                 if fault.error is None:
                     raise broken("limits", fault.what, simulation.log)
 
-        for_all(self._schedules(engine, unusual=True), check, self.num_examples)
+        self._schedules(engine, unusual=True).check(check)
 
     def test_faults(self, make_proposer: MakeProposer, engine: EngineInfo) -> None:
         """Nothing raises, however unusual the requests are, or the engine that it accepts."""
@@ -192,13 +193,10 @@ class ProposerConformance:
                 if fault.error is not None:
                     raise broken("faults", fault.what, simulation.log) from fault.error
 
-        for_all(
-            self._schedules(engine, unusual=True), lambda it: check(it, engine), self.num_examples
-        )
+        self._schedules(engine, unusual=True).check(lambda it: check(it, engine))
         smallest = replace(engine, vocab_size=1, num_speculative_tokens=1)
         if _accepts(make_proposer, smallest):
-            examples = self._schedules(smallest, unusual=True)
-            for_all(examples, lambda it: check(it, smallest), self.num_examples)
+            self._schedules(smallest, unusual=True).check(lambda it: check(it, smallest))
         long = replace(engine, max_model_len=self.long_context)
         if _accepts(make_proposer, long):
             check(_long_prompt(long), long)
@@ -218,7 +216,7 @@ class ProposerConformance:
             if held := where_held("proposer", simulation.proposer, IDS):
                 raise broken("no_state_after_end", f"{held}, which has ended", simulation.log)
 
-        for_all(self._schedules(engine), check, self.num_examples)
+        self._schedules(engine).check(check)
 
     def test_new_after_end(self, make_proposer: MakeProposer, engine: EngineInfo) -> None:
         """A request whose id and slot were another's before is drafted for like the first."""
@@ -234,16 +232,19 @@ class ProposerConformance:
         def fresh(lives: tuple[Schedule, Schedule]) -> Simulation:
             return self._simulate(make_proposer, engine, "a new instance").play(lives[1])
 
-        one = self._schedules(engine, max_events=8)
-        self._same(
-            "new_after_end", "after requests that have ended", st.tuples(one, one), fresh, used
+        check_same(
+            "new_after_end",
+            "after requests that have ended",
+            self._examples(("pairs", engine), self._pairs(engine)),
+            fresh,
+            used,
         )
 
     def test_order_independence(self, make_proposer: MakeProposer, engine: EngineInfo) -> None:
         """A batch in another order gets the same drafts."""
         __tracebackhide__ = True
         self._for_independent()
-        self._same(
+        check_same(
             "order_independence",
             "in another order",
             self._schedules(engine),
@@ -255,7 +256,7 @@ class ProposerConformance:
         """Requests in batches of one get the same drafts as in one batch."""
         __tracebackhide__ = True
         self._for_independent()
-        self._same(
+        check_same(
             "batch_independence",
             "one by one instead of in one batch",
             self._schedules(engine),
@@ -270,7 +271,7 @@ class ProposerConformance:
             pytest.skip("it declares resumes_exactly = False")
         # One by one: or the others would have other neighbours.
         asked = {"grouping": _one_by_one, "ask_always": True}
-        self._same(
+        check_same(
             "resume",
             "after steps in which it was not asked",
             self._schedules(engine),
@@ -282,7 +283,7 @@ class ProposerConformance:
         """It reads only the tokens that a batch says are valid, and only during the call."""
         __tracebackhide__ = True
         noise = "other rows, behind num_tokens, and all of it after the call: noise"
-        self._same(
+        check_same(
             "reads",
             "when what it must not read changes",
             self._schedules(engine),
@@ -301,7 +302,7 @@ class ProposerConformance:
                     "inputs_unchanged", f"it wrote {simulation.changed[0]}", simulation.log
                 )
 
-        for_all(self._schedules(engine), check, self.num_examples)
+        self._schedules(engine).check(check)
 
     def test_cost_growth(self, make_proposer: MakeProposer, engine: EngineInfo) -> None:
         """A step costs what is new, not what is there."""
@@ -322,34 +323,51 @@ class ProposerConformance:
     def test_pickling(self, engine: EngineInfo) -> None:
         """Spec and options survive being pickled, and still make a proposer."""
         __tracebackhide__ = True
-        if self.spec is None:
+        if self._spec is None:
             pytest.skip("pickling is about the class attribute 'spec'")
         try:
-            spec, options = pickle.loads(pickle.dumps((self.spec, self.options)))
+            spec, options = pickle.loads(pickle.dumps((self._spec, self.options)))
         except Exception as error:
             raise broken(
                 "pickling",
                 f"{type(error).__name__}: {error}. Engines send the spec to their workers: give "
                 "its factory as 'package.module:attribute', or define it at a module's top level.",
             ) from error
-        if (spec, options) != (self.spec, self.options):
-            raise broken("pickling", f"{self.spec} with {self.options} comes back as another")
+        if (spec, options) != (self._spec, self.options):
+            raise broken("pickling", f"{self._spec} with {self.options} comes back as another")
         maker(spec, options, engine)()
 
     # -- helpers ----------------------------------------------------------------------------
 
-    def _schedules(
-        self, engine: EngineInfo, *, unusual: bool = False, max_events: int = 16
-    ) -> SearchStrategy[Schedule]:
+    @property
+    def _spec(self) -> Any:
+        return type(self).spec  # looked up in an instance, a function would be a method
+
+    def _schedules(self, engine: EngineInfo, *, unusual: bool = False) -> Examples[Schedule]:
         texts = self.prompts(engine)
         if unusual:
             texts = st.one_of(texts, unusual_prompts(engine))
-        return schedules(engine, texts, self.request_options(engine), max_events)
+        strategy = schedules(engine, texts, self.request_options(engine), max_events=16)
+        return self._examples((unusual, engine), strategy)
+
+    def _pairs(self, engine: EngineInfo) -> SearchStrategy[tuple[Schedule, Schedule]]:
+        options = self.request_options(engine)
+        one = schedules(engine, self.prompts(engine), options, max_events=10)
+        return st.tuples(one, one)
+
+    def _examples(self, what: object, strategy: SearchStrategy[_T]) -> Examples[_T]:
+        """Return the examples of a strategy; classes that override nothing have the same."""
+        own = {"prompts", "request_options"} & {
+            name for kind in type(self).__mro__[:-2] for name in vars(kind)
+        }
+        key = type(self) if own else None, what, self.num_examples
+        examples: Examples[_T] = _EXAMPLES.setdefault(key, Examples(strategy, self.num_examples))
+        return examples
 
     def _simulate(
         self, make: MakeProposer, engine: EngineInfo, title: str = "", **how: Any
     ) -> Simulation:
-        return Simulation(make, engine, title, request_options=options_model(self.spec), **how)
+        return Simulation(make, engine, title, request_options=options_model(self._spec), **how)
 
     def _for_independent(self) -> None:
         if not self.independent:
@@ -359,17 +377,6 @@ class ProposerConformance:
         self, make: MakeProposer, engine: EngineInfo, title: str, **how: Any
     ) -> Callable[[Schedule], Simulation]:
         return lambda schedule: self._simulate(make, engine, title, **how).play(schedule)
-
-    def _same(
-        self,
-        rule: str,
-        how: str,
-        examples: SearchStrategy[_T],
-        reference: Callable[[_T], Simulation],
-        other: Callable[[_T], Simulation],
-    ) -> None:
-        __tracebackhide__ = True
-        check_same(rule, how, examples, reference, other, self.num_examples)
 
     def _left(self, before: Usage | None, after: Usage | None) -> str:
         if before is None or after is None:
