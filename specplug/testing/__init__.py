@@ -3,8 +3,15 @@
 Needs the extra ``test`` (pytest and hypothesis).
 """
 
+from specplug.testing.backends import BackendConformance
 from specplug.testing.calls import BrokenRuleError
 from specplug.testing.policies import LengthPolicyConformance
 from specplug.testing.proposers import ENGINE, ProposerConformance
 
-__all__ = ["ENGINE", "BrokenRuleError", "LengthPolicyConformance", "ProposerConformance"]
+__all__ = [
+    "ENGINE",
+    "BackendConformance",
+    "BrokenRuleError",
+    "LengthPolicyConformance",
+    "ProposerConformance",
+]

@@ -1,92 +1,62 @@
-"""What holds in every engine: one suite over the backends that CI can run.
+"""What holds in every engine: the kit's suite over the backends that CI can run.
 
-The text is the engine's own, every request ends, a proposer's faults are counted and cost no text.
 TensorRT-LLM, which needs a GPU, has its own suite on a double; llama.cpp, which is built from
 source and has weights of four bits, a test that knows near ties.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 from harness import ALL_PROMPTS, sampling
 
-from specplug import Runtime
-
-K = 4
-MAX_TOKENS = 24
+from specplug.testing import BackendConformance
 
 
-@dataclass
-class Served:
-    """A backend with or without a proposer: answers all prompts, in tokens or text."""
+class TestVllm(BackendConformance):
+    prompts = ALL_PROMPTS
 
-    answers: Callable[[], list[Any]]
-    runtime: Runtime | None
+    @pytest.fixture(autouse=True)
+    def engines(self, start, tiny_model):
+        self._start = lambda *arguments: start(tiny_model, *arguments)
+
+    def plain(self, prompts, max_tokens):
+        return self._answers(self._start(), prompts, max_tokens)
+
+    def with_proposer(self, name, settings, num_speculative_tokens, prompts, max_tokens):
+        engine = self._start(name, num_speculative_tokens, settings)
+        return self._answers(engine, prompts, max_tokens)
+
+    def _answers(self, engine, prompts, max_tokens):
+        outputs = engine.generate(prompts, sampling({"max_tokens": max_tokens}))
+        return [output.tokens for output in outputs]
 
 
-def vllm(request, proposer) -> Served:
-    start, model = request.getfixturevalue("start"), request.getfixturevalue("tiny_model")
-    engine = start(model, proposer, K) if proposer else start(model)
-    params = sampling({"max_tokens": MAX_TOKENS})
-    return Served(
-        lambda: [output.tokens for output in engine.generate(ALL_PROMPTS, params)], engine.runtime
-    )
+class TestTransformers(BackendConformance):
+    prompts = ALL_PROMPTS
 
+    @pytest.fixture(autouse=True)
+    def model(self, tiny_model):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-def transformers(request, proposer) -> Served:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+        self._model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        self._tokenizer = AutoTokenizer.from_pretrained(tiny_model)
 
-    import specplug.transformers
-    from specplug.backends.transformers.adapter import runtime_of
+    def plain(self, prompts, max_tokens):
+        return [self._answer(prompt, max_tokens) for prompt in prompts]
 
-    folder = request.getfixturevalue("tiny_model")
-    model, tokenizer = (
-        kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer)
-    )
-    arguments: dict[str, Any] = {"do_sample": False, "max_new_tokens": MAX_TOKENS}
-    if proposer:
-        arguments |= {
+    def with_proposer(self, name, settings, num_speculative_tokens, prompts, max_tokens):
+        import specplug.transformers
+
+        arguments = {
             "custom_generate": specplug.transformers.generate,
-            "proposer": proposer,
-            "num_speculative_tokens": K,
+            "proposer": name,
+            "num_speculative_tokens": num_speculative_tokens,
+            "settings": settings,
         }
+        return [self._answer(prompt, max_tokens, **arguments) for prompt in prompts]
 
-    def answers():
-        inputs = [tokenizer(prompt, return_tensors="pt") for prompt in ALL_PROMPTS]
-        return [model.generate(**one, **arguments)[0].tolist() for one in inputs]
-
-    runtime = runtime_of(model, proposer, K, {"options": {}}) if proposer else None
-    return Served(answers, runtime)
-
-
-BACKENDS = {"vllm": vllm, "transformers": transformers}
-
-
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend(request):
-    """A backend and its own answers."""
-    make = BACKENDS[request.param]
-    own = make(request, None).answers()
-    return lambda proposer: (make(request, proposer), own)
-
-
-@pytest.mark.parametrize(
-    "proposer", ["ngram", "suffix", "lookahead", "cascade", "random_tokens", "raising"]
-)
-def test_conformance(backend, proposer):
-    served, own = backend(proposer)
-    assert served.answers() == own
-    assert served.answers() == own  # and with what was learnt from the first time
-    runtime = served.runtime
-    counters = runtime.counters
-    assert runtime.num_requests == 0
-    assert counters.num_requests == 2 * len(ALL_PROMPTS)
-    assert counters.num_accepted_tokens <= counters.num_draft_tokens
-    assert sum(counters.num_accepted_tokens_per_pos) == counters.num_accepted_tokens
-    assert (counters.num_faults > 0) == (proposer == "raising")
-    assert (counters.num_drafts > 0) == (proposer != "raising")
-    runtime.close()
+    def _answer(self, prompt, max_tokens, **arguments):
+        inputs = self._tokenizer(prompt, return_tensors="pt")
+        arguments |= {"do_sample": False, "max_new_tokens": max_tokens}
+        found = self._model.generate(**inputs, **arguments)[0].tolist()
+        return found[inputs["input_ids"].shape[1] :]
