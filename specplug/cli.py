@@ -151,6 +151,24 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="What it is called: my-proposer.")],
+    length_policy: Annotated[
+        bool, typer.Option("--length-policy", help="Write a length policy, not a proposer.")
+    ] = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where to write it; by default a folder of that name.")
+    ] = None,
+) -> None:
+    """Write a package with a proposer of your own, its tests and what registers it."""
+    from specplug.scaffold import LENGTH_POLICY, PROPOSER, new_package
+
+    written = new_package(name, LENGTH_POLICY if length_policy else PROPOSER, folder)
+    typer.echo(f"Wrote {written}. Install it and run its tests:")
+    typer.echo(f"  pip install --editable '{written}[test]' && pytest {written}")
+
+
 @app.command("replay")
 def replay_records(
     files: Annotated[

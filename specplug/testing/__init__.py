@@ -6,7 +6,7 @@ Needs the extra ``test`` (pytest and hypothesis).
 from specplug.testing.backends import BackendConformance
 from specplug.testing.calls import BrokenRuleError
 from specplug.testing.policies import LengthPolicyConformance
-from specplug.testing.proposers import ENGINE, ProposerConformance
+from specplug.testing.proposers import ENGINE, ProposerConformance, draft
 
 __all__ = [
     "ENGINE",
@@ -14,4 +14,5 @@ __all__ = [
     "BrokenRuleError",
     "LengthPolicyConformance",
     "ProposerConformance",
+    "draft",
 ]

@@ -405,6 +405,40 @@ def maker(spec: Any, options: Mapping[str, Any], engine: EngineInfo) -> MakeProp
     return lambda: plugins.create(name, options, engine.provides)[0]
 
 
+def draft(
+    spec: Any,
+    tokens: Sequence[int],
+    *,
+    max_tokens: int = ENGINE.num_speculative_tokens,
+    options: Mapping[str, Any] | None = None,
+    engine: EngineInfo = ENGINE,
+) -> list[int]:
+    """Return what a new proposer drafts behind a text, for tests of what it drafts.
+
+    Args:
+        spec: the proposer's spec or decorated function.
+        tokens: the text, two tokens or more; its last token is the first of the output.
+        max_tokens: the longest draft.
+        options: the proposer's options.
+        engine: what it is told about the engine.
+
+    Raises:
+        BrokenRuleError: it raised, or returned what is no draft.
+    """
+    engine = replace(engine, num_speculative_tokens=max_tokens)
+    simulation = Simulation(maker(spec, options or {}, engine), engine)
+    *prompt, last = tokens
+    simulation.play(
+        [
+            Begin(IDS[0], tuple(prompt), engine.max_model_len, max_tokens),
+            Step((Move(IDS[0], accepted=0, token=last, verified=0),)),
+        ]
+    )
+    for fault in simulation.faults:
+        raise broken("faults", fault.what, simulation.log) from fault.error
+    return [token for drafted in simulation.results.values() for token in drafted]
+
+
 def drafts_of(
     spec: Any, options: Mapping[str, Any], engine: EngineInfo, examples: Sequence[Schedule]
 ) -> list[list[Any]]:
