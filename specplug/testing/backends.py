@@ -17,11 +17,11 @@ from specplug.testing.misbehaving import ENTRIES
 from specplug.testing.witness import Account, witness
 
 _FAILING = ("kit_invalid", "kit_raising")
-_PROPOSERS = ("ngram", "suffix", "cascade", "kit_nonsense", *_FAILING)
+PROPOSERS = ("ngram", "suffix", "cascade", "kit_nonsense", *_FAILING)
 _SETTINGS = {"length_policy": "fixed"}
 """Else it would be measured whether drafts pay, and there might be none."""
 
-every_proposer = pytest.mark.parametrize("proposer", _PROPOSERS)
+every_proposer = pytest.mark.parametrize("proposer", PROPOSERS)
 
 
 @dataclass
@@ -115,11 +115,7 @@ class BackendConformance:
         self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Install the kit's own plugins, for this process and those that it starts."""
-        site = tmp_path_factory.mktemp("site")
-        _install(site)
-        monkeypatch.syspath_prepend(site)
-        paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        install(tmp_path_factory.mktemp("site"), monkeypatch)
 
     def _served(self, proposer: str) -> _Served:
         """Let a proposer serve, the first time that a rule asks for it."""
@@ -156,13 +152,15 @@ class BackendConformance:
         return answer[: len(reported)] == reported and missing <= self.num_speculative_tokens + 1
 
 
-def _install(site: Path) -> None:
+def install(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make an empty folder a place where a distribution of the kit's own plugins is installed."""
     info = site / "specplug_conformance_kit-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: specplug-conformance-kit\nVersion: 1.0\n"
     )
-    module = "specplug.testing"
-    lines = ["[specplug]", f"kit_witness = {module}.witness:witness"]
+    lines = ["[specplug]", "kit_witness = specplug.testing.witness:witness"]
     lines += [f"{name} = {target}" for name, target in ENTRIES.items()]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
