@@ -70,7 +70,8 @@ def test_the_counters_agree_with_vllms_own(tiny_model, tmp_path, temporary, setu
     config = {"model": "specplug.vllm.suffix", "num_speculative_tokens": K}
     with started(
         tiny_model, tmp_path / "log", "--served-model-name", "tiny", "--max-model-len", "256",
-        "--shutdown-timeout", "30", "--speculative-config", json.dumps(config), *SETUPS[setup],
+        "--shutdown-timeout", "30", "--speculative-config", json.dumps(config),
+        "--additional-config", json.dumps({"specplug": {"length_policy": "fixed"}}), *SETUPS[setup],
     ) as server:  # fmt: skip
         asyncio.run(ask(server))
         text = asyncio.run(until(server, "/metrics", settled, 30))

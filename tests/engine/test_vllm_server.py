@@ -52,6 +52,7 @@ def test_served_text_is_the_same_and_what_was_served_is_kept(tiny_model, tmp_pat
     config = {"model": "specplug.vllm.suffix", "num_speculative_tokens": 4}
     cache = tmp_path / "cache.npz"
     settings = {
+        "length_policy": "fixed",
         "options": {"cache_file": str(cache)},
         "record_folder": str(tmp_path),
         "log_interval_seconds": 0.5,
