@@ -47,6 +47,9 @@ class _Line:
         scale = self.level**2
         self.var_level = min(self.var_level + _DRIFT**2 * scale, scale)
         self.var_slope = min(self.var_slope + (_DRIFT * self.slope) ** 2 + 1e-8 * scale, scale)
+        # What was cut above, and rounding, must not leave more in common than there is.
+        most = sqrt(self.var_level * self.var_slope)
+        self.covariance = max(-most, min(most, self.covariance))
         gain_level = self.var_level + self.covariance * extra
         gain_slope = self.covariance + self.var_slope * extra
         variance = gain_level + gain_slope * extra + _NOISE**2 * scale
@@ -55,7 +58,7 @@ class _Line:
         self.level = max(self.level + error * gain_level / variance, 1e-9)
         # A token costs no less than nothing, and no more than its share of a step.
         self.slope = min(max(self.slope + error * gain_slope / variance, 0.0), self.level)
-        self.var_level -= gain_level * gain_level / variance
+        self.var_level = max(self.var_level - gain_level * gain_level / variance, 0.0)
         self.covariance -= gain_level * gain_slope / variance
         self.var_slope = max(self.var_slope - gain_slope * gain_slope / variance, 0.0)
 

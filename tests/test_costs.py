@@ -1,7 +1,11 @@
 """What steps cost, learnt from made-up steps."""
 
+from math import isfinite
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specplug.costs import StepClock
 
@@ -88,3 +92,22 @@ def test_what_drafting_costs_is_followed_and_one_long_call_counts_little():
     assert clock.costs(1).per_draft_token == pytest.approx(1e-6)
     clock.count_draft(8, 1.0)
     assert clock.costs(1).per_draft_token < 1.5e-6
+
+
+steps = st.lists(
+    st.tuples(st.integers(1, 300), st.integers(0, 20), st.floats(1e-9, 1e4)), max_size=60
+)
+
+
+@given(steps)
+def test_any_steps_leave_costs_that_can_be_used(taken):
+    clock = StepClock("cpu")
+    for n, extra, seconds in taken:
+        clock.count_step(n, n * (1 + extra), seconds)
+        costs = clock.costs(n)
+        assert isfinite(costs.base) and costs.base >= 0
+        assert isfinite(costs.per_token) and costs.per_token >= 0
+        assert costs.base + costs.per_token * n > 0
+    for n in (1, 7, 300):
+        costs = clock.costs(n)
+        assert costs.base + costs.per_token * n > 0
