@@ -93,8 +93,21 @@ def test_match_scaled_follows_the_product_of_the_scores(make):
 
 
 def test_the_first_draft_is_taken_where_tokens_are_cheap(make):
-    assert make("adaptive").choose([K], StepCosts(1.0, 0.005)) == [K]
-    assert make("adaptive").choose([K], BOUND) == [0]
+    assert make("adaptive").choose([K], StepCosts(1.0, 0.001)) == [K]
+    sure = [[1.0] * K]
+    assert make("adaptive").choose([K], StepCosts(1.0, 0.004), scores=sure) == [K]
+    assert make("adaptive").choose([K], BOUND, scores=sure) == [0]
+
+
+def test_what_a_position_taught_counts_for_the_others_until_they_are_judged(make):
+    many = make("adaptive", 16)
+    costs = StepCosts(1.0, 0.06)
+    first = many.choose([K] * 16, costs)
+    many.policy.observe(outcome(range(16), [1] * 16, [1] * 16))  # only first tokens, all right
+    assert sum(many.choose([K] * 16, costs)) > sum(first)
+    for _ in range(2):
+        many.policy.observe(outcome(range(16), [0] * 16, [1] * 16))
+    assert sum(many.choose([K] * 16, costs)) == 0
 
 
 def test_it_falls_fast_on_text_that_repeats_nothing_and_rises_fast_on_a_copy(make):

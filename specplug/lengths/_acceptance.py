@@ -15,14 +15,19 @@ Ints = NDArray[np.integer[Any]]
 
 _BINS = 8
 """Scores are compared with what came of them in so many classes."""
-_FIRST_RATE = 0.6
-"""The chance of a token without a score before anything is known."""
-_FIRST_WEIGHT = 8.0
-"""What is known at first weighs as much as so many judged tokens."""
-_MEMORY = 2000.0
-"""Judged tokens of a class that count; older ones fade."""
+_FIRST_SHARE = 0.6
+"""The chance of a token before anything is known, as a share of the score that it has."""
+_FIRST_RATE = 0.5
+"""The same of a token without a score."""
+_FIRST_WEIGHT = 4.0
+"""What is known at first weighs as much as so many judged tokens, and so does what is known of a
+class when one of its positions is looked at."""
+_MEMORY = 300.0
+"""Judged tokens of a class and position that count; older ones fade."""
 _REQUEST_DECAY = 0.9
 """What a request's judged token counts when the next one has been judged."""
+_REQUEST_WEIGHT = 4.0
+"""A request is expected to fare as others do; that weighs as much as so many accepted tokens."""
 _HIGHEST = 0.98
 """Nothing is certain: a draft that always was right so far may not be the next time."""
 
@@ -39,9 +44,9 @@ class AcceptanceEstimate:
 
     def __init__(self, k: int) -> None:
         scores = (np.arange(_BINS) + 0.5) / _BINS
-        rates = np.append(scores, _FIRST_RATE)  # the last class: tokens without a score
-        self._judged = np.full((_BINS + 1, k), _FIRST_WEIGHT)
-        self._matched = self._judged * rates[:, None]
+        # The last class: tokens without a score.
+        self._first = np.append(scores * _FIRST_SHARE, _FIRST_RATE)
+        self._judged, self._matched = np.zeros((2, _BINS + 1, k))
         self._by_position = np.full((2, k), _FIRST_WEIGHT)
         self._by_position[0] *= _FIRST_RATE
         self._k = k
@@ -69,10 +74,23 @@ class AcceptanceEstimate:
             kinds = np.full((len(batch), width), _BINS)
         else:
             kinds = np.clip((drafts.scores * _BINS).astype(np.int64), 0, _BINS - 1)
-        rates = (self._matched / self._judged)[kinds, np.arange(width)]
+        rates = self._rates()[kinds, np.arange(width)]
         self._kinds[batch.slots, :width] = kinds
         self._expected[batch.slots, :width] = rates
         return self._for_requests(batch, rates)
+
+    def _rates(self) -> Floats:
+        """Return the chance by class and position, ``[classes, k]``.
+
+        A position that was judged little is expected to fare as the others of its class do.
+        """
+        whole = (self._matched.sum(axis=1) + _FIRST_WEIGHT * self._first) / (
+            self._judged.sum(axis=1) + _FIRST_WEIGHT
+        )
+        rates: Floats = (self._matched + _FIRST_WEIGHT * whole[:, None]) / (
+            self._judged + _FIRST_WEIGHT
+        )
+        return rates
 
     def before_drafting(self, batch: Batch) -> Floats:
         """Return the chances at each position, ``[n, k]``, of drafts that are not made yet."""
@@ -81,7 +99,7 @@ class AcceptanceEstimate:
 
     def _for_requests(self, batch: Batch, rates: Floats) -> Floats:
         matched, expected = self._record[:, batch.slots]
-        ratio = (matched + 1) / (expected + 1)
+        ratio = (matched + _REQUEST_WEIGHT) / (expected + _REQUEST_WEIGHT)
         chances: Floats = np.minimum(rates * ratio[:, None], _HIGHEST)
         return chances
 

@@ -18,7 +18,7 @@ class AdaptiveOptions(Options):
     """Options of ``adaptive``."""
 
     min_gain: float = Field(
-        0.01,
+        0.02,
         ge=0,
         description="Speculate in a step only if it is expected to be faster by this share.",
     )
