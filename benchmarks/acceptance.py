@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.baselines import BASELINES
-from benchmarks.datasets import DATASETS
+from specplug.bench.datasets import DATASETS
 from specplug.plugins import PluginManager
 from specplug.replay.records import read_records
 from specplug.replay.report import as_row, write_json

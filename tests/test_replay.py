@@ -226,7 +226,7 @@ def test_a_proposal_is_a_requests_share_of_a_call():
     counters = Counters(num_accepted_tokens_per_pos=[])
     # One call of 2 seconds for 1 request; 99 calls of 3 seconds for 3 each.
     seconds, requests = [2.0] + [3.0] * 99, [1] + [3] * 99
-    row = as_row(Result(Candidate("x"), 1, 0, counters, [], seconds, requests, None))
+    row = as_row(Result(Candidate("x"), 1, 0, counters, [], seconds, requests, None, 1))
     assert row["microseconds_per_proposal"] == pytest.approx(1e6 * (2 + 3 * 99) / (1 + 3 * 99))
     assert row["p99_microseconds"] == 1e6
     assert row["longest_call_milliseconds"] == 3000

@@ -1,4 +1,4 @@
-"""``specplug doctor --engine transformers`` and what its demo compares."""
+"""``specplug doctor --engine transformers``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specplug import cli
-from specplug.backends.transformers import compat, demo
+from specplug.backends.transformers import compat
 
 pytest.importorskip("transformers", reason="make setup-dev installs transformers")
 
@@ -41,11 +41,3 @@ def test_a_transformers_that_differs(monkeypatch):
     status, checks = doctor()
     assert status == 1
     assert "Cache.no_such_thing is not there" in checks["release"]["found"]
-
-
-def test_the_demo_compares_prompt_lookup_of_the_same_length():
-    methods = demo.methods(["suffix"], 5)
-    assert list(methods) == ["no speculation", "transformers prompt lookup", "specplug suffix"]
-    assert methods["no speculation"] is None
-    assert methods["transformers prompt lookup"]["prompt_lookup_num_tokens"] == 5
-    assert methods["specplug suffix"] == {"proposer": "suffix", "num_speculative_tokens": 5}

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One request of the demo."""
-
-    name: str
-    workload: str
-    text: str
-    max_tokens: int
-
+from specplug.bench.work import chat
 
 _INVENTORY = """\
 class Inventory:
@@ -120,39 +109,39 @@ Desserts: lemon tart for 6.20, plum cake for 5.80.\
 """
 
 PROMPTS = (
-    Prompt(
+    chat(
         "rename",
         "code edit",
         f"```python\n{_READINGS}```\n\nRewrite the function above with the variable `readings` "
         "renamed to `values`. Keep everything else as it is.",
         180,
     ),
-    Prompt(
+    chat(
         "docstrings",
         "code edit",
         f"```python\n{_INVENTORY}```\n\nWrite this class again with a docstring added to each "
         "method. Keep all the code.",
         200,
     ),
-    Prompt(
+    chat(
         "bridge",
         "quotes",
         f"{_BRIDGE}\n\nList every quote in this article with the name of the person who said it.",
         180,
     ),
-    Prompt(
+    chat(
         "release",
         "quotes",
         f"{_RELEASE}\n\nSummarise this in three sentences and include the quotes.",
         150,
     ),
-    Prompt(
+    chat(
         "complaint",
         "JSON",
         f"{_COMPLAINT}\n\nExtract the name, company, order number, product, address, email and "
         "phone number as JSON.",
         150,
     ),
-    Prompt("menu", "JSON", f"{_MENU}\n\nWrite the menu above as JSON.", 150),
-    Prompt("story", "story", "Write a short story about a fox who learns to read.", 180),
+    chat("menu", "JSON", f"{_MENU}\n\nWrite the menu above as JSON.", 150),
+    chat("story", "story", "Write a short story about a fox who learns to read.", 180),
 )

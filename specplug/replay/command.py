@@ -44,7 +44,26 @@ def run_replay(
         report.check_writable(settings.json_path)
     if settings.picture:
         report.check_writable(settings.picture, picture=True)
-    plugins = plugins or PluginManager()
+    results = measure(settings, plugins or PluginManager())
+    console.print(report.table(results))
+    first = results[0]
+    console.print(f"{first.num_records} requests, {first.num_tokens} tokens behind the first.")
+    if settings.json_path:
+        report.write_json(settings.json_path, results)
+    if settings.picture:
+        report.write_picture(settings.picture, results)
+    failed = [result for result in results if result.counters.num_faults]
+    for result in failed:
+        console.print(_failure(result))
+    return not failed
+
+
+def measure(settings: ReplaySettings, plugins: PluginManager) -> list[Result]:
+    """Measure every proposer at every K under every length policy.
+
+    Raises:
+        SpecplugError: a file, a proposer or an option is wrong.
+    """
     candidates = [parse_candidate(text) for text in settings.proposers]
     for candidate in candidates:
         plugins.create(candidate.proposer, candidate.options, PROVIDES)
@@ -71,16 +90,7 @@ def run_replay(
                     )
                 )
                 progress.remove_task(task)
-    console.print(report.table(results))
-    console.print(f"{len(records)} requests, {results[0].num_tokens} tokens behind the first.")
-    if settings.json_path:
-        report.write_json(settings.json_path, results)
-    if settings.picture:
-        report.write_picture(settings.picture, results)
-    failed = [result for result in results if result.counters.num_faults]
-    for result in failed:
-        console.print(_failure(result))
-    return not failed
+    return results
 
 
 def _failure(result: Result) -> str:

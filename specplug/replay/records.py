@@ -71,7 +71,7 @@ def read_records(paths: Sequence[Path], tokenizer: Path | None = None) -> list[R
     records = [
         record
         for path in paths
-        for number, line in _lines(path)
+        for number, line in lines(path)
         if (record := _record(line, f"{path}:{number}", encode)) is not None
     ]
     if not records:
@@ -82,7 +82,12 @@ def read_records(paths: Sequence[Path], tokenizer: Path | None = None) -> list[R
     return records
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that are not empty, with their numbers.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):

@@ -81,11 +81,11 @@ def write_json(path: Path, results: Iterable[Result]) -> None:
 
 def write_picture(path: Path, results: Sequence[Result]) -> None:
     """Draw tokens per step and drafted tokens per step by proposer and K."""
-    pyplot = _pyplot()
+    plt = pyplot("--picture")
     labels = list(dict.fromkeys(map(_label, results)))
     ks = sorted({result.num_speculative_tokens for result in results})
     rows = {(_label(r), r.num_speculative_tokens): as_row(r) for r in results}
-    figure, panels = pyplot.subplots(
+    figure, panels = plt.subplots(
         1, 2, figsize=(10, 1.5 + 0.4 * len(labels) * len(ks)), layout="constrained", sharey=True
     )
     height = 0.8 / len(ks)
@@ -108,7 +108,7 @@ def write_picture(path: Path, results: Sequence[Result]) -> None:
     panels[1].legend()
     drawn = BytesIO()
     figure.savefig(drawn, format=path.suffix.lstrip(".") or "png", dpi=150)
-    pyplot.close(figure)
+    plt.close(figure)
     _replace(path, drawn.getvalue())
 
 
@@ -133,7 +133,7 @@ def check_writable(path: Path, *, picture: bool = False) -> None:
             hint="Name an ordinary file in a folder that can be written.",
         )
     if picture:
-        kinds = _pyplot().gcf().canvas.get_supported_filetypes()
+        kinds = pyplot("--picture").gcf().canvas.get_supported_filetypes()
         if path.suffix and path.suffix.lstrip(".") not in kinds:
             raise OptionError(
                 f"{path}: '{path.suffix}' is no kind of picture.",
@@ -141,12 +141,20 @@ def check_writable(path: Path, *, picture: bool = False) -> None:
             )
 
 
-def _pyplot() -> Any:
+def pyplot(wanted: str) -> Any:
+    """Return matplotlib's pyplot, for files.
+
+    Args:
+        wanted: what needs it, for the error message.
+
+    Raises:
+        DependencyError: matplotlib is not installed.
+    """
     try:
         import matplotlib
     except ImportError as error:
         raise DependencyError(
-            f"--picture needs a package that is not installed: {error}.",
+            f"{wanted} needs a package that is not installed: {error}.",
             hint="Install it with: pip install 'specplug[replay]'.",
         ) from error
     matplotlib.use("Agg")

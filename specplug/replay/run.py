@@ -53,6 +53,7 @@ class Result:
         call_seconds: each call of ``propose``, ``[calls]``.
         call_requests: for how many requests each call was, ``[calls]``.
         state_bytes: the most that the proposer held, or None if it does not count.
+        num_records: requests.
         length_policy: what decided how much of a draft was verified.
         speed: as a multiple of no speculation, under the assumed cost of a token.
     """
@@ -65,6 +66,7 @@ class Result:
     call_seconds: list[float]
     call_requests: list[int]
     state_bytes: int | None
+    num_records: int
     length_policy: str = "fixed"
     speed: float = 1.0
 
@@ -186,6 +188,7 @@ def replay(
         served.call_seconds,
         served.call_requests,
         served.state_bytes,
+        len(records),
         length_policy,
         _seconds_without(records, concurrency, token_cost) / time_.now if time_.now else 1.0,
     )

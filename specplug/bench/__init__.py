@@ -1,0 +1,1 @@
+"""``specplug bench`` and ``specplug tune``: what speculation is worth in the real engine."""
