@@ -1,8 +1,9 @@
 """Speed by length policy and batch size in the real vLLM, against an engine without speculation.
 
 ``python -m specplug.demo.environment python -m benchmarks.length_policies`` runs the demo model at
-temperature 0 in two engines, one of them with a proposer. Its length policy is changed between
-runs, so fixed lengths and ``adaptive`` are compared in one process. Every method answers the same
+temperature 0 in two engines, one of them with a proposer. Its length policy is switched between
+runs, so fixed lengths and ``adaptive`` are compared in one process; what ``adaptive`` learnt stays,
+as in a server, also from one workload to the next. Every method answers the same
 prompts in turn, round by round; what is printed is the median over rounds of the ratio to no
 speculation in the same round, and whether all texts were the same.
 """
@@ -21,6 +22,9 @@ from typing import Any
 
 from benchmarks.free_text import PROMPTS as FREE
 from specplug.demo.prompts import PROMPTS as DEMO
+from specplug.length import Lengths, Load, Outcome
+from specplug.lengths.adaptive import Adaptive, AdaptiveOptions
+from specplug.proposer import Batch, Drafts
 
 K = 8
 WARM_UP, MAX_TOKENS = 24, 64
@@ -39,6 +43,7 @@ def serve(proposer: str | None, most: int, line: Connection) -> None:
     from vllm import LLM, SamplingParams
 
     from specplug.demo.model import prepare_model
+    from specplug.runtime import running
 
     speculation = {"model": f"specplug.vllm.{proposer}", "num_speculative_tokens": K}
     llm = LLM(
@@ -52,11 +57,15 @@ def serve(proposer: str | None, most: int, line: Connection) -> None:
         enable_prefix_caching=False,
         speculative_config=speculation if proposer else None,
     )
+    if proposer:
+        [runtime] = running()
+        policy = runtime.length.policy = Switched(AdaptiveOptions())
+        policy.prepare(runtime.engine)
     line.send("ready")
     while (request := line.recv()) is not None:
         method, texts, namespace, max_tokens = request
         if proposer:
-            _use(method)
+            policy.k = None if method == "adaptive" else int(method)
         options = {"specplug_cache_namespace": namespace} if proposer == "suffix" else {}
         sampling = SamplingParams(
             temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=options
@@ -68,31 +77,29 @@ def serve(proposer: str | None, most: int, line: Connection) -> None:
         line.send((seconds, [list(result.outputs[0].token_ids) for result in results]))
 
 
-def _use(method: str) -> None:
-    """Let the runtime of this process go on with another policy; costs stay as they were learnt."""
-    from specplug.config import Settings
-    from specplug.length_control import LengthControl
-    from specplug.plugins import PluginManager
-    from specplug.runtime import running
+class Switched(Adaptive):
+    """``adaptive``, which lives as long as in a server, and is put aside for fixed lengths.
 
-    [runtime] = running()
-    if method == "adaptive":
-        control = LengthControl(runtime.engine, Settings(), PluginManager())
-        control.costs = runtime.length.costs
-        runtime.length = control
-        return
-    runtime.length.policy = _cut(int(method))
+    Attributes:
+        k: verify drafts up to this length; None lets the policy decide.
+    """
 
+    k: int | None = None
 
-def _cut(k: int) -> Any:
-    from specplug.lengths.fixed import FixedLength
-    from specplug.proposer import Options
+    def ask(self, batch: Batch, load: Load) -> Lengths:
+        """Ask as it is told to, or as it decides."""
+        if self.k is None:
+            return super().ask(batch, load)
+        return batch.max_draft_tokens.clip(max=self.k)
 
-    class Cut(FixedLength):
-        def ask(self, batch: Any, load: Any) -> Any:
-            return batch.max_draft_tokens.clip(max=k)
+    def choose(self, batch: Batch, drafts: Drafts, load: Load) -> Lengths:
+        """Take all, or what it decides."""
+        return drafts.lengths if self.k else super().choose(batch, drafts, load)
 
-    return Cut(Options())
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from its own decisions only."""
+        if self.k is None:
+            super().observe(outcome)
 
 
 def measure(proposer: str, batches: list[int], rounds: int) -> dict[str, dict[str, Any]]:

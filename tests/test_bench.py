@@ -169,7 +169,7 @@ def chances(value, low, high):
 @pytest.mark.parametrize(
     ("finding", "plain", "best", "said"),
     [
-        (Finding.KEEP, {}, {"ratio": chances(1.4, 1.2, 1.6)}, "Keep it: fast with K = 4, 1.40x"),
+        (Finding.KEEP, {}, {"ratio": chances(1.4, 1.2, 1.6)}, "Keep it: fast with K=4, 1.40x"),
         (Finding.UNCLEAR, {}, {"ratio": chances(1.1, 0.9, 1.3)}, "which may be chance"),
         (
             Finding.PROMPT_BOUND,

@@ -39,7 +39,7 @@ def records(tmp_path):
 def test_copies_are_worth_it_and_the_flags_say_how(records):
     status, text = tune(records(repeats=True), "--proposer", "suffix", "--length-policy", "fixed")
     assert status == 0
-    assert "For latency (1 at a time, 0.005 of a step per token): suffix, K = 16, fixed" in text
+    assert "For latency (1 at a time, 0.005 of a step per token): suffix, K=16, fixed" in text
     [flags] = [line for line in text.splitlines() if "--speculative-config" in line]
     assert '"model": "specplug.vllm.suffix", "num_speculative_tokens": 16' in flags
     assert '{"specplug": {"length_policy": "fixed"}}' in flags
@@ -68,7 +68,7 @@ def test_a_loaded_engine_is_left_alone_and_why(records):
 
 def test_a_choice_is_a_method_with_its_policy():
     choice = Choice(Candidate("ngram", {"min_n": 2}), 4, "fixed")
-    assert str(choice) == "ngram:min_n=2, K = 4, fixed"
+    assert str(choice) == "ngram:min_n=2, K=4, fixed"
     method = choice.method(methods.imported("vllm"), methods.PluginManager())
     assert '"num_speculative_tokens": 4' in method.flags
     assert '"length_policy": "fixed", "options": {"min_n": 2}' in method.flags
@@ -115,7 +115,7 @@ def test_the_engine_is_asked_for_proposer_then_k_then_policy(live, played, monke
     assert [(one["name"], one["k"], one["length_policy"]) for one in asked[4:]] == [
         ("suffix", 2, "fixed")
     ]
-    assert "Keep it: suffix, K = 2, adaptive with K = 2, 8.00x" in text
+    assert "Keep it: suffix, K=2, adaptive, 8.00x" in text
     assert '--play {"name": "suffix", "k": 2, "length_policy": "adaptive"}' in text
 
 

@@ -117,7 +117,7 @@ def show(report: Report, console: Console) -> None:
     for size in dict.fromkeys(cell.batch_size for cell in report.cells):
         own = [cell for cell in report.cells if cell.batch_size == size]
         console.print(grids.as_table(grids.ratios(own, size)))
-        console.print(grids.as_table(grids.details(own, size, own[0].workload)))
+        console.print(grids.as_table(grids.details(own, size, own[0].workload, narrow=True)))
     for verdict in report.verdicts:
         name = "all prompts" if verdict.workload == ALL else verdict.workload
         console.print(f"[bold]{name}, {verdict.batch_size} at a time:[/] ", end="")

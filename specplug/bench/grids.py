@@ -36,14 +36,15 @@ def ratios(cells: Sequence[Cell], batch_size: int) -> Grid:
     )
 
 
-def details(cells: Sequence[Cell], batch_size: int, workload: str) -> Grid:
-    """Return what else was measured of each method on a workload."""
+def details(cells: Sequence[Cell], batch_size: int, workload: str, *, narrow: bool = False) -> Grid:
+    """Return what else was measured of each method on a workload; narrow is for a terminal."""
+    columns = {name: show for name, show in DETAILS.items() if not (narrow and name in _WIDE_ONLY)}
     own = [cell for cell in cells if (cell.batch_size, cell.workload) == (batch_size, workload)]
     name = "all prompts" if workload == ALL else workload
     return Grid(
         f"{name}, {_at_a_time(batch_size)}",
-        ["method", *DETAILS],
-        [[cell.method, *(show(cell) for show in DETAILS.values())] for cell in own],
+        ["method", *columns],
+        [[cell.method, *(show(cell) for show in columns.values())] for cell in own],
     )
 
 
@@ -58,6 +59,8 @@ DETAILS: dict[str, Callable[[Cell], str]] = {
     "peak memory": lambda cell: _memory(cell),  # noqa: PLW0108 (defined further down)
     "same text": lambda cell: f"{cell.num_identical}/{cell.num_outputs}",
 }
+
+_WIDE_ONLY = ("tokens/s", "drafting", "peak memory")
 
 
 def advice(verdicts: Sequence[Verdict]) -> Grid:

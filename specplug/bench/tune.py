@@ -128,7 +128,7 @@ class Choice(NamedTuple):
     length_policy: str
 
     def __str__(self) -> str:
-        return f"{self.candidate}, K = {self.k}, {self.length_policy}"
+        return f"{self.candidate}, K={self.k}, {self.length_policy}"
 
     def method(self, backend: Backend, plugins: PluginManager) -> Method:
         """Return it as it is measured."""

@@ -116,7 +116,7 @@ Methods = Mapping[str, Method]
 def _keep(plain: Cell, best: Cell, methods: Methods) -> str:
     del plain
     k = methods[best.method].num_speculative_tokens
-    shown = f" with K = {k}" if k else ""
+    shown = f" with K={k}" if k and f"K={k}" not in best.method else ""
     return f"Keep it: {best.method}{shown}, {_ratio(best)} no speculation."
 
 
