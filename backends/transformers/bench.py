@@ -18,7 +18,7 @@ def own_methods(k: int) -> dict[str, dict[str, Any]]:
 
 
 def own(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``generate``."""
+    """Return the arguments of ``generate``; an ``assistant_model`` is a folder or a name."""
     return arguments
 
 
@@ -66,10 +66,16 @@ class Engine:
         encoder = AutoTokenizer.from_pretrained(tokenizer or model)
         self._prompts = [tokenised(encoder, prompt["content"]) for prompt in prompts]
         self._max_tokens = [prompt["max_tokens"] for prompt in prompts]
-        self._model = AutoModelForCausalLM.from_pretrained(model, **engine_arguments).eval()
-        if torch.cuda.is_available() and "device_map" not in engine_arguments:
-            self._model.to("cuda")
+        on_cuda = torch.cuda.is_available() and "device_map" not in engine_arguments
+
+        def load(name: str) -> Any:
+            loaded = AutoModelForCausalLM.from_pretrained(name, **engine_arguments).eval()
+            return loaded.to("cuda") if on_cuda else loaded
+
+        self._model = load(model)
         self._arguments = dict(speculation or {})
+        if "assistant_model" in self._arguments:
+            self._arguments["assistant_model"] = load(self._arguments["assistant_model"])
         if "proposer" in self._arguments:
             from specplug.transformers import generate
 
