@@ -23,7 +23,8 @@ speculative_config:
 def doctor(monkeypatch, trtllm_model, tmp_path):
     """Run the doctor on arguments of trtllm-serve beside a YAML file."""
     install("C", monkeypatch)
-    monkeypatch.setattr(cli, "_installed", lambda names: {"engine": names[0], "version": "1.2.1"})
+    there = {"engine": "tensorrt-llm", "version": "1.2.1"}
+    monkeypatch.setattr(cli, "installed", lambda backend: there)
     monkeypatch.setattr(trtllm_doctor.metadata, "version", lambda name: "1.2.1")
     monkeypatch.setattr(trtllm_doctor, "in_source", lambda hook: None)
 

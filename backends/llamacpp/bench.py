@@ -69,17 +69,27 @@ class Engine:
             "verbose": False,
             **engine_arguments,
         }
-        draft_model = _draft_model(speculation)
-        self._llama = Llama(str(_weights(Path(model))), draft_model=draft_model, **arguments)
+        self._speculation = speculation
+        self._drafters = {"": _draft_model(speculation)}
+        self._llama = Llama(str(_weights(Path(model))), draft_model=self._drafters[""], **arguments)
         self._plain_eval, self._num_evals = self._llama.eval, 0
         self._llama.eval = self._eval
         self._messages = [_messages(prompt["content"]) for prompt in prompts]
         self._max_tokens = [prompt["max_tokens"] for prompt in prompts]
 
     def generate(self, batch: Sequence[int], namespaces: Sequence[str]) -> list[Arrivals]:
-        """Answer the prompts one after the other; the interface has no request options."""
-        del namespaces
-        return [self._answered(prompt) for prompt in batch]
+        """Answer the prompts one after the other.
+
+        The interface has no request options: each namespace has a drafter of its own. All are
+        kept, so that what they counted is.
+        """
+        outputs = []
+        for prompt, namespace in zip(batch, namespaces, strict=True):
+            if namespace not in self._drafters:
+                self._drafters[namespace] = _draft_model(self._speculation)
+            self._llama.draft_model = self._drafters[namespace]
+            outputs.append(self._answered(prompt))
+        return outputs
 
     def _answered(self, prompt: int) -> Arrivals:
         found, text, num_evals, started = Arrivals(), "", -1, time.perf_counter()
