@@ -20,6 +20,8 @@ _SHORT_NAMES = {NoneType: "None", Ellipsis: "..."}
 
 REQUEST_PREFIX = "specplug_"
 """Marks specplug's keys among an engine's free-form per-request arguments."""
+MAX_SPECULATIVE_TOKENS = 128
+"""The largest K where an engine names no limit of its own."""
 
 
 class Settings(Options):
@@ -179,3 +181,24 @@ def request_options(
     if not ours:
         return model()
     return validate(model, ours, f"per-request options ('{REQUEST_PREFIX}…')")
+
+
+def checked_k(
+    k: Any, most: int | None = MAX_SPECULATIVE_TOKENS, hint: str = "6 to 8 is a good beginning."
+) -> int:
+    """Return K as a user gave it, if it can be one.
+
+    Args:
+        k: the most draft tokens per request and step.
+        most: the engine's own limit; None where it has none.
+        hint: what to do about a wrong one.
+
+    Raises:
+        OptionError: it is no whole number, or out of range.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1 or (most is not None and k > most):
+        limit = "from 1 on" if most is None else f"from 1 to {most}"
+        raise OptionError(
+            f"num_speculative_tokens is {k!r}; it must be a whole number {limit}.", hint=hint
+        )
+    return k

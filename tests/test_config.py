@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field, PositiveInt, ValidationError
 
 from specplug import Options, PluginManager, RequestOptions
-from specplug.config import Settings, describe, request_options, validate
+from specplug.config import Settings, checked_k, describe, request_options, validate
 from specplug.errors import OptionError
 from specplug.proposers.ngram import LookupOptions, NgramOptions
 
@@ -173,3 +173,25 @@ def test_a_proposer_may_take_more():
     assert options == More(prediction="abc", num_speculative_tokens=2)
     with pytest.raises(OptionError, match="unknown option 'prediction'"):
         request_options(RequestOptions, {"specplug_prediction": "abc"})
+
+
+@pytest.mark.parametrize(("k", "most"), [(1, 128), (128, 128), (5, 5), (4000, None)])
+def test_a_k_that_is_one(k, most):
+    assert checked_k(k, most) == k
+
+
+@pytest.mark.parametrize("k", [0, -1, 129, 2.0, "4", None, True, float("nan")])
+def test_a_k_that_is_none(k):
+    with pytest.raises(OptionError) as caught:
+        checked_k(k)
+    words = f"num_speculative_tokens is {k!r}; it must be a whole number from 1 to 128."
+    assert words in str(caught.value)
+    assert "6 to 8" in str(caught.value)
+
+
+def test_a_k_above_the_engines_own_limit():
+    with pytest.raises(OptionError, match=r"is 40; it must be .* from 1 to 39") as error:
+        checked_k(40, 39, "Ask for less.")
+    assert error.value.hint == "Ask for less."
+    with pytest.raises(OptionError, match=r"is 0; it must be a whole number from 1 on\."):
+        checked_k(0, None)

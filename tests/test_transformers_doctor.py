@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
 
 from specplug import cli
 from specplug.backends.transformers import compat
+from specplug.compat import Hook
+from specplug.errors import EngineSupportError
 
 pytest.importorskip("transformers", reason="make setup-dev installs transformers")
 
@@ -37,7 +40,13 @@ def test_models_that_cannot(tmp_path):
 
 
 def test_a_transformers_that_differs(monkeypatch):
-    monkeypatch.setattr(compat, "NEEDED", {"Cache.no_such_thing": ()})
+    cache = "transformers.cache_utils"
+    hooks = (Hook(cache, "Cache.no_such", ("self",)), Hook(cache, "Cache.crop", ("self", "length")))
+    monkeypatch.setattr(compat, "HOOKS", hooks)
     status, checks = doctor()
     assert status == 1
-    assert "Cache.no_such_thing is not there" in checks["release"]["found"]
+    found = checks["release"]["found"]
+    assert "Cache.no_such: expected (self, …), found nothing of that name" in found
+    assert "Cache.crop: expected (self, length, …), found (self, tokens_to_remove)" in found
+    with pytest.raises(EngineSupportError, match=re.escape("Cache.crop: expected (self, length")):
+        compat.check_release()

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from specplug.config import Settings, validate
-from specplug.errors import OptionError
+from specplug.config import Settings, checked_k, validate
 from specplug.proposer import EngineInfo, Int32Array
 from specplug.runtime import Arrival, Runtime, Step
 
-MAX_SPECULATIVE_TOKENS = 128
 _UNLIMITED = 1 << 20
 """The context's length is not known here: ``Llama`` itself cuts drafts that do not fit."""
 _ROW = np.zeros(1, np.int32)
@@ -40,19 +38,12 @@ def draft(
     Raises:
         SpecplugError: the name, K, a setting or an option is wrong.
     """
-    k = num_speculative_tokens
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_SPECULATIVE_TOKENS:
-        raise OptionError(
-            f"num_speculative_tokens is {k!r}; it must be an integer from 1 to "
-            f"{MAX_SPECULATIVE_TOKENS}.",
-            hint="6 to 8 is a good beginning.",
-        )
     engine = EngineInfo(
         backend="llamacpp",
         vocab_size=vocab_size or np.iinfo(np.int32).max,
         max_model_len=_UNLIMITED,
         max_num_seqs=1,
-        num_speculative_tokens=k,
+        num_speculative_tokens=checked_k(num_speculative_tokens),
     )
     checked = validate(
         Settings,

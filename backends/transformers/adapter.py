@@ -7,13 +7,11 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from specplug.config import Settings, validate
-from specplug.errors import OptionError
+from specplug.config import Settings, checked_k, validate
 from specplug.proposer import Capability, EngineInfo
 from specplug.runtime import Runtime, running
 
 PROVIDES = frozenset({Capability.REQUEST_OPTIONS, Capability.TARGET_TOKENS})
-MAX_SPECULATIVE_TOKENS = 128
 _UNLIMITED = 1 << 20
 """The length in tokens of a model that names none."""
 
@@ -50,19 +48,13 @@ def engine_info(model: Any, k: int) -> EngineInfo:
     Raises:
         OptionError: K is wrong.
     """
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_SPECULATIVE_TOKENS:
-        raise OptionError(
-            f"num_speculative_tokens is {k!r}; it must be an integer from 1 to "
-            f"{MAX_SPECULATIVE_TOKENS}.",
-            hint="6 to 8 is a good beginning.",
-        )
     text = model.config.get_text_config(decoder=True)
     return EngineInfo(
         backend="transformers",
         vocab_size=text.vocab_size,
         max_model_len=getattr(text, "max_position_embeddings", None) or _UNLIMITED,
         max_num_seqs=1,  # rows of a batch are served one after the other
-        num_speculative_tokens=k,
+        num_speculative_tokens=checked_k(k),
         device=str(model.device),
         model_name=model.name_or_path,
         provides=PROVIDES,

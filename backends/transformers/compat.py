@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
 from typing import Any
 
+from specplug.compat import Hook, live, mismatches
 from specplug.errors import EngineSupportError, OptionError
 
-NEEDED = {
-    "GenerationMixin._prefill": ("input_ids", "generation_config", "model_kwargs"),
-    "GenerationMixin.prepare_inputs_for_generation": ("input_ids", "next_sequence_length"),
-    "GenerationMixin._update_model_kwargs_for_generation": ("outputs", "num_new_tokens"),
-    "Cache.crop": ("tokens_to_remove",),
-    "Cache.activate_past_recording": (),
-    "Cache.is_croppable": (),
-}
-"""Names, and the parameters that are passed to them."""
+_GENERATION = "transformers.generation.utils"
+_CACHES = "transformers.cache_utils"
+HOOKS = (
+    Hook(
+        _GENERATION,
+        "GenerationMixin._prefill",
+        ("self", "input_ids", "generation_config", "model_kwargs", "is_first_iteration"),
+    ),
+    Hook(
+        _GENERATION,
+        "GenerationMixin.prepare_inputs_for_generation",
+        ("self", "input_ids", "next_sequence_length"),
+    ),
+    Hook(
+        _GENERATION,
+        "GenerationMixin._update_model_kwargs_for_generation",
+        ("self", "outputs", "model_kwargs", "is_encoder_decoder", "num_new_tokens"),
+    ),
+    Hook(_CACHES, "Cache.crop", ("self", "tokens_to_remove")),
+    Hook(_CACHES, "Cache.activate_past_recording", ("self",)),
+    Hook(_CACHES, "Cache.is_croppable", ("self",)),
+)
 
 
-def mismatches() -> Iterator[str]:
-    """Yield what the installed transformers lacks of what is needed."""
-    import transformers
-    from transformers import GenerationMixin
-    from transformers.cache_utils import Cache
-
-    classes = {"GenerationMixin": GenerationMixin, "Cache": Cache}
-    for name, parameters in NEEDED.items():
-        owner, _, attribute = name.partition(".")
-        found = getattr(classes[owner], attribute, None)
-        if found is None:
-            yield f"{name} is not there in transformers {transformers.__version__}"
-        elif missing := [p for p in parameters if p not in inspect.signature(found).parameters]:
-            yield f"{name} takes no {', '.join(missing)}"
+def differing() -> str:
+    """Return in words what of the installed transformers is not as expected; nothing if all is."""
+    return "; ".join(
+        f"{hook}: expected {hook.expected}, found {found}"
+        for hook, found in mismatches(HOOKS, live)
+    )
 
 
 def check_release() -> None:
@@ -41,9 +45,9 @@ def check_release() -> None:
     Raises:
         EngineSupportError: naming what differs.
     """
-    if differing := list(mismatches()):
+    if found := differing():
         raise EngineSupportError(
-            f"specplug does not know how to drive this transformers: {'; '.join(differing)}.",
+            f"specplug does not know how to drive this transformers: {found}.",
             hint="Install a release that docs/reference/releases.md names.",
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from specplug.backends.transformers.compat import mismatches
+from specplug.backends.transformers.compat import differing
 from specplug.doctor import Check, Status
 
 _USE = (
@@ -14,10 +14,9 @@ _USE = (
 
 def examine(arguments: Sequence[str]) -> Iterator[Check]:
     """Check the installed transformers and, if one is named, a model's folder or name."""
-    differing = list(mismatches())
-    if differing:
+    if found := differing():
         yield Check(
-            "release", Status.PROBLEM, f"{'; '.join(differing)}.",
+            "release", Status.PROBLEM, f"{found}.",
             "Install a release that docs/reference/releases.md names.",
         )  # fmt: skip
     else:

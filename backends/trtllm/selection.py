@@ -16,7 +16,7 @@ from typing import Any
 
 from specplug.backends.trtllm.adapter import PROVIDES, Adapter, Deployment
 from specplug.backends.trtllm.compat import HOOKS, RELEASES
-from specplug.config import Settings, validate
+from specplug.config import Settings, checked_k, validate
 from specplug.errors import EngineSupportError, OptionError
 from specplug.proposer import ProposerSpec
 
@@ -81,11 +81,7 @@ def checked_adapter(
         SpecplugError: K, the name, a setting or an option is wrong.
     """
     checked = validate(Settings, {**settings, "options": dict(options)}, "settings of specplug")
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise OptionError(
-            f"num_speculative_tokens is {k!r}; it must be a whole number from 1 on.",
-            hint="In a YAML file it is max_draft_len. Good values are 4 to 8.",
-        )
+    k = checked_k(k, None, "In a YAML file it is max_draft_len. Good values are 4 to 8.")
     name, plugin = (proposer, None) if isinstance(proposer, str) else (_name(proposer), proposer)
     adapter = Adapter(name, k, checked, plugin)
     adapter.plugins().create(name, checked.options, PROVIDES)

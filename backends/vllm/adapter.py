@@ -9,7 +9,7 @@ from typing import Any
 from specplug.backends.vllm.compat import RELEASES
 from specplug.backends.vllm.ranks import RankCheck
 from specplug.backends.vllm.settings import VllmSettings
-from specplug.config import validate
+from specplug.config import checked_k, validate
 from specplug.errors import OptionError
 from specplug.guard import Guard
 from specplug.proposer import Capability, EngineInfo
@@ -152,14 +152,12 @@ def engine_info(vllm_config: Any, provides: frozenset[Capability], rank: int) ->
     from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
 
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    k = vllm_config.speculative_config.num_speculative_tokens
-    most = min(MAX_SPEC_LEN, model.max_model_len - 1)
-    if not 1 <= k <= most:
-        raise OptionError(
-            f"num_speculative_tokens is {k}; it must be from 1 to {most}.",
-            hint=f"vLLM verifies at most {MAX_SPEC_LEN} draft tokens per request, and the "
-            f"model's length is {model.max_model_len}.",
-        )
+    k = checked_k(
+        vllm_config.speculative_config.num_speculative_tokens,
+        min(MAX_SPEC_LEN, model.max_model_len - 1),
+        f"vLLM verifies at most {MAX_SPEC_LEN} draft tokens per request, and the model's length "
+        f"is {model.max_model_len}.",
+    )
     return EngineInfo(
         backend="vllm",
         vocab_size=model.get_vocab_size(),

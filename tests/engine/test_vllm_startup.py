@@ -26,7 +26,7 @@ def test_bad_input_is_refused_in_words(start, tiny_model, proposer, k, settings,
 
 
 def test_k_at_the_models_length_is_refused(start, tiny_model):
-    with pytest.raises(Exception, match="num_speculative_tokens is 40; it must be from 1 to 39"):
+    with pytest.raises(Exception, match="is 40; it must be a whole number from 1 to 39"):
         start(tiny_model, "ngram", 40, max_model_len=40)
 
 
