@@ -21,6 +21,7 @@ from specplug.proposers._draft_cache import (
     weight_bytes,
 )
 from specplug.proposers._draft_options import DrafterOptions
+from specplug.proposers._draft_sampling import sampling_of
 from specplug.proposers._drafter import Drafter
 
 
@@ -190,6 +191,9 @@ def make_drafter(
         checkpoint: what it was loaded from.
         engine: the engine.
         vocab_size: tokens from here on are not drafted.
+
+    Raises:
+        CapabilityError: drafts are to be sampled, and the engine cannot use their probabilities.
     """
     options = checkpoint.options
     group_queries(model)
@@ -202,6 +206,7 @@ def make_drafter(
         num_speculative_tokens=engine.num_speculative_tokens,
         max_prefill_tokens=options.max_prefill_tokens,
         min_confidence=options.min_confidence,
+        sampling=sampling_of(options, engine),
     )
 
 

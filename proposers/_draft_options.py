@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from specplug.proposer import Options
 
@@ -40,6 +40,14 @@ class DrafterOptions(Options):
         0.0,
         ge=0,
         le=1,
-        description="Drafts end before the probability of all of one, as the draft model has it, "
-        "falls below this.",
+        description="Drafts end before the probability of the most likely one, as the draft model "
+        "has it, falls below this.",
     )
+    temperature: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Above 0, drafts are sampled at this temperature, where the engine can use "
+        "their probabilities; 0 takes what is most likely.",
+    )
+    seed: NonNegativeInt = Field(0, lt=2**64, description="What sampled drafts follow from.")

@@ -12,6 +12,7 @@ from specplug.proposer import Batch, Drafts, Int32Array
 from specplug.proposers._columns import with_room
 from specplug.proposers._draft_blocks import SCRATCH, BlockTable, BoolArray
 from specplug.proposers._draft_cache import PooledCache, weight_bytes
+from specplug.proposers._draft_sampling import Sampling, drawn
 
 _NONE = -1
 
@@ -24,19 +25,24 @@ class _Front:
         index: int64 ``[m]``, their rows in the batch, on the host.
         tokens: int64 ``[m]``.
         probabilities: float32 ``[m]``, the model's own, of these tokens.
-        confidence: float32 ``[m]``, of the whole draft.
+        confidence: float32 ``[m]``, of the whole draft: the product of the largest probabilities.
+            It must not follow from the token itself: of a sampled draft, only the unlikely tokens
+            would then be left out, and those left would come from another distribution.
+        drawn_from: float32 ``[m, vocab_size]``, what the tokens were sampled from; ``[m, 0]`` if
+            the most likely ones were taken.
     """
 
     index: Any
     tokens: torch.Tensor
     probabilities: torch.Tensor
     confidence: torch.Tensor
+    drawn_from: torch.Tensor
 
     def only(self, kept: BoolArray) -> _Front:
         if kept.all():
             return self
         at = torch.from_numpy(np.flatnonzero(kept)).to(self.tokens.device)
-        columns = (self.tokens, self.probabilities, self.confidence)
+        columns = (self.tokens, self.probabilities, self.confidence, self.drawn_from)
         return _Front(self.index[kept], *(column[at] for column in columns))
 
     @classmethod
@@ -46,11 +52,12 @@ class _Front:
             torch.cat([front.tokens for front in fronts]),
             torch.cat([front.probabilities for front in fronts]),
             torch.cat([front.confidence for front in fronts]),
+            torch.cat([front.drawn_from for front in fronts]),
         )
 
 
 class Drafter:
-    """Drafts greedily: one forward per drafted position for the whole batch.
+    """Drafts greedily, or samples: one forward per drafted position for the whole batch.
 
     The cache of a request holds the text as far as it is *confirmed*, and behind that the tokens
     that were *guessed* last time. Of these, those that came are confirmed by the next batch, and
@@ -64,7 +71,8 @@ class Drafter:
         vocab_size: tokens from here on are not drafted.
         num_speculative_tokens: K.
         max_prefill_tokens: the most tokens per call that requests far behind catch up, together.
-        min_confidence: a draft ends before the probability of all of it falls below this.
+        min_confidence: a draft ends before the probability of the most likely one falls below this.
+        sampling: how to sample; None for the most likely tokens.
     """
 
     def __init__(
@@ -78,6 +86,7 @@ class Drafter:
         num_speculative_tokens: int,
         max_prefill_tokens: int,
         min_confidence: float,
+        sampling: Sampling | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -89,6 +98,7 @@ class Drafter:
         self._near = num_speculative_tokens + 1  # what a step can bring
         self._max_prefill_tokens = max_prefill_tokens
         self._min_confidence = min_confidence
+        self._sampling = sampling
         self._confirmed = np.zeros(0, np.int32)  # [slots], tokens
         self._guessed = np.zeros((0, num_speculative_tokens), np.int32)  # [slots, K]
 
@@ -109,6 +119,8 @@ class Drafter:
         self._guessed = with_room(self._guessed, slot)
         self._confirmed[slot] = 0
         self._guessed[slot] = _NONE
+        if self._sampling:
+            self._sampling.begin(slot)
 
     def end(self, slot: int) -> None:
         """Free what a request holds."""
@@ -125,8 +137,9 @@ class Drafter:
         """Take in what is new and draft for every request that is up to date then.
 
         Returns:
-            Tokens, lengths and, as scores, the model's own probability of each token. Empty for
-            requests that are too far behind, too long for the model, or without memory.
+            Tokens, lengths and, as scores, the model's own probability of each token; if they were
+            sampled, the probabilities of all tokens. Empty for requests that are too far behind,
+            too long for the model, or without memory.
         """
         self._confirm(batch)
         limits = np.minimum(batch.max_draft_tokens, self._max_tokens - batch.num_tokens)
@@ -162,7 +175,7 @@ class Drafter:
             logits = self._feed(batch, index, take[index])
             done = take[index] == backlog[index]
             if done.any():
-                fronts.append(self._chosen(index, logits).only(done))
+                fronts.append(self._chosen(batch, index, 0, logits).only(done))
         self._confirmed[batch.slots] += take
         return fronts
 
@@ -187,33 +200,53 @@ class Drafter:
         begins, lengths = self._tensor(sizes), np.zeros(len(batch), np.int32)
         tokens = torch.zeros((len(batch), width), dtype=torch.int64, device=places.device)
         scores = torch.zeros((len(batch), width), device=places.device)
+        from_all = self._room_for_probabilities(len(batch), width)
         for position in range(width):
             front = front.only(self._sure(front) & (limits[front.index] > position))
             if not len(front.index):
                 break
             at = self._tensor(front.index)
             tokens[at, position], scores[at, position] = front.tokens, front.probabilities
+            from_all[at, position, : front.drawn_from.shape[1]] = front.drawn_from
             lengths[front.index] += 1
             if position + 1 < width:
                 now = (begins[at] + position)[:, None]
                 read = places[at, : int(sizes[front.index].max()) + position + 1]
                 logits = self._forward(front.tokens[:, None], now, read, read.gather(1, now))
-                front = self._chosen(front.index, logits, front.confidence)
+                front = self._chosen(batch, front.index, position + 1, logits, front.confidence)
         drafted = tokens.cpu().numpy().astype(np.int32)
         self._guessed[batch.slots, : width - 1] = np.where(
             np.arange(width - 1) < lengths[:, None], drafted[:, : width - 1], _NONE
         )
-        return Drafts(drafted, lengths, scores.cpu().numpy())
+        return Drafts(
+            drafted,
+            lengths,
+            scores.cpu().numpy(),
+            from_all.cpu().numpy() if self._sampling else None,
+        )
+
+    def _room_for_probabilities(self, num_requests: int, width: int) -> torch.Tensor:
+        size = self._sampling.vocab_size if self._sampling else 0
+        return torch.zeros((num_requests, width, size), device=self._model.device)
 
     def _sure(self, front: _Front) -> BoolArray:
         if not self._min_confidence:  # then nothing has to come from the device
             return np.ones(len(front.index), np.bool_)
         return (front.confidence >= self._min_confidence).cpu().numpy()  # type: ignore[no-any-return]
 
-    def _chosen(self, index: Any, logits: torch.Tensor, confidence: Any = 1.0) -> _Front:
+    def _chosen(
+        self, batch: Batch, index: Any, position: int, logits: torch.Tensor, confidence: Any = 1.0
+    ) -> _Front:
+        """Choose a token for each of some rows, at a position of their drafts."""
         most, tokens = logits.max(dim=-1)
-        probabilities = torch.exp(most - logits.logsumexp(dim=-1))
-        return _Front(index, tokens, probabilities, probabilities * confidence)
+        total = logits.logsumexp(dim=-1)
+        largest = probabilities = torch.exp(most - total)
+        drawn_from = logits[:, :0]
+        if self._sampling:
+            uniform = self._sampling.uniform(batch.slots[index], batch.num_tokens[index] + position)
+            tokens, drawn_from = drawn(logits, self._sampling.temperature, uniform)
+            probabilities = torch.exp(logits.gather(1, tokens[:, None])[:, 0] - total)
+        return _Front(index, tokens, probabilities, largest * confidence, drawn_from)
 
     def _forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, read: torch.Tensor, write: torch.Tensor

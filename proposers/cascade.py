@@ -18,6 +18,7 @@ from specplug.errors import CapabilityError
 from specplug.proposer import (
     Acceptance,
     Batch,
+    Capability,
     Drafts,
     EngineInfo,
     Int32Array,
@@ -115,8 +116,10 @@ class Cascade(Proposer):
         for name, options in self._names.items():
             proposer, spec = engine.make_proposer(name, options)
             self._parts.append(Part(name, proposer, spec.request_options))
+        # The drafts of different parts go on as tokens.
+        provides = engine.provides - {Capability.DRAFT_PROBABILITIES}
         for part in self._parts:
-            part.proposer.prepare(engine)
+            part.proposer.prepare(replace(engine, provides=provides))
             self._shown[part.name] = np.zeros(0, np.int32)
         self.uses = frozenset().union(*(part.proposer.uses for part in self._parts))
         models = [part.proposer.request_options or part.request_options for part in self._parts]

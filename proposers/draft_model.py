@@ -77,6 +77,14 @@ class DraftModelProposer(ModelProposer):
                 hint="Take a model of the target's family, or set strict_vocabulary to false: its "
                 "drafts are translated through text then.",
             )
+        if self._options.temperature:
+            raise OptionError(
+                f"The option 'temperature' is {self._options.temperature}, and the draft model "
+                f"'{checkpoint.name}' has another vocabulary than the target: "
+                f"{comparison.difference}. Drafts that are translated through text have no "
+                "probabilities in the target's tokens.",
+                hint="Leave 'temperature' at 0, or take a model of the target's family.",
+            )
         from specplug.proposers._translation import Translator
 
         logger.warning(

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from specplug.proposer import Batch, Drafts, Int32Array
+from specplug.proposer import Batch, Drafts, FloatArray, Int32Array
+
+_NEAR_ONE = 1e-3
+"""How far the sum of a distribution may be from 1: half-precision types are coarse."""
 
 ReportFault = Callable[[str, str], None]
 """Called with the kind of fault (one log entry each) and what exactly was found."""
@@ -27,7 +30,10 @@ def validated(result: Any, batch: Batch, vocab_size: int, report: ReportFault) -
     except Exception as error:  # a container may fail while it is read
         report(f"result raised {type(error).__name__} when read", shown(error))
         return Drafts.empty(len(batch))
-    return _cut_invalid(drafts, batch.max_draft_tokens, vocab_size, report)
+    drafts = _cut_invalid(drafts, batch.max_draft_tokens, vocab_size, report)
+    if drafts.probabilities is None:
+        return drafts
+    return replace(drafts, probabilities=_checked_probabilities(drafts, vocab_size, report))
 
 
 def _checked_columns(drafts: Drafts, batch: Batch, report: ReportFault) -> Drafts:
@@ -121,7 +127,37 @@ def _cut_invalid(
     width = int(lengths.max(initial=0))
     kept = np.where(np.arange(width) < lengths[:, None], ids[:, :width], 0)
     scores = drafts.scores[:, :width] if drafts.scores is not None else None
-    return Drafts(kept.astype(np.int32), lengths.astype(np.int32), scores, drafts.probabilities)
+    probabilities = drafts.probabilities
+    if isinstance(probabilities, np.ndarray) and probabilities.shape[:2] == ids.shape:
+        probabilities = probabilities[:, :width]
+    return Drafts(kept.astype(np.int32), lengths.astype(np.int32), scores, probabilities)
+
+
+def _checked_probabilities(
+    drafts: Drafts, vocab_size: int, report: ReportFault
+) -> FloatArray | None:
+    """Return the probabilities if they can be what the tokens were drawn from, else None.
+
+    A draft without them costs acceptance, not the distribution: the verifier then draws the
+    target's token as if nothing had been drafted, and goes on while the two are equal.
+    """
+    found, shape = drafts.probabilities, (*drafts.token_ids.shape, vocab_size)
+    if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.shape != shape:
+        what = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else _describe(found)
+        report("probabilities of wrong shape", f"they are {what}, expected floats {shape}")
+        return None
+    inside = np.arange(shape[1]) < drafts.lengths[:, None]
+    found = np.where(inside[:, :, None], np.asarray(found), 0)
+    rows, tokens = found[inside], drafts.token_ids[inside]
+    sums = rows.sum(axis=-1, dtype=np.float64)
+    right = (np.abs(sums - 1) < _NEAR_ONE) & (rows.min(axis=-1, initial=0) >= 0)
+    if not right.all():
+        report("probabilities are no distribution", f"one has the sum {sums[~right][0]}")
+        return None
+    if not (rows[np.arange(len(rows)), tokens] > 0).all():
+        report("token of probability 0", "a draft holds a token that cannot have been drawn")
+        return None
+    return found.astype(np.float32)  # whatever it was, every engine can read that
 
 
 def _describe(value: Any) -> str:

@@ -113,7 +113,9 @@ class LengthPolicy(ABC):
 
         Args:
             batch: the requests that the proposer was asked to draft for.
-            drafts: what it drafted: valid tokens, perhaps with scores.
+            drafts: what it drafted: valid tokens, perhaps with scores. Sampled drafts (those with
+                probabilities) may not be cut for what they hold: in their place stand zeros, as
+                many as were asked for, without scores.
             load: what the step has to do.
 
         Returns:

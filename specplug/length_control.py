@@ -115,13 +115,14 @@ class LengthControl:
 
     def choose(self, batch: Batch, drafts: Drafts, load: Load) -> Drafts:
         """Return the drafts as long as they are to be verified."""
-        lengths = self._lengths(self.policy.choose, drafts.lengths, batch, drafts, load)
+        seen = drafts if drafts.probabilities is None else _unseen(batch, drafts)
+        lengths = self._lengths(self.policy.choose, seen.lengths, batch, seen, load)
         if self._limits.max_speculating_requests:
             lengths = _longest_only(lengths, self._limits.max_speculating_requests)
         if lengths.sum() > load.max_draft_tokens:
             lengths = _levelled(lengths, load.max_draft_tokens)
         self._judge()
-        return replace(drafts, lengths=lengths.astype(np.int32))
+        return replace(drafts, lengths=np.minimum(lengths, drafts.lengths).astype(np.int32))
 
     # -- guard ------------------------------------------------------------------------------
 
@@ -173,6 +174,17 @@ class LengthControl:
                 "this process; drafts keep the length that the proposer gives them.",
                 self.name, self._failed_steps,
             )  # fmt: skip
+
+
+def _unseen(batch: Batch, drafts: Drafts) -> Drafts:
+    """Return in place of sampled drafts some that tell nothing of the tokens.
+
+    Were a token kept for being likely, or for what follows from it, those kept would come from
+    another distribution than their probabilities say, and so would the text. Whether there is a
+    draft at all was settled before its first token.
+    """
+    lengths = np.where(drafts.lengths > 0, batch.max_draft_tokens, 0)
+    return replace(Drafts.empty(len(batch), int(lengths.max(initial=0))), lengths=lengths)
 
 
 def _longest_only(lengths: Lengths, count: int) -> Lengths:

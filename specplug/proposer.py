@@ -204,14 +204,17 @@ class Drafts:
         lengths: integers ``[n]``; what lies behind ``lengths[i]`` is ignored.
         scores: optional floats ``[n, width]``: the proposer's own estimate, in [0, 1], that
             a token is accepted given that those before it were.
-        probabilities: optional ``[n, width, vocab_size]``, for engines that provide
-            ``Capability.DRAFT_PROBABILITIES``.
+        probabilities: optional floats ``[n, width, vocab_size]``: what each token was drawn from,
+            given those before it; for engines that provide ``Capability.DRAFT_PROBABILITIES``. The
+            verifier has to believe it: sampled text keeps the target's distribution only if the
+            token was really drawn from it, and if whether it stays in the draft does not depend
+            on which token it is.
     """
 
     token_ids: NDArray[np.integer[Any]]
     lengths: NDArray[np.integer[Any]]
     scores: FloatArray | None = None
-    probabilities: Any = None
+    probabilities: FloatArray | None = None
 
     @classmethod
     def empty(cls, num_requests: int, width: int = 0) -> Drafts:
@@ -241,6 +244,10 @@ class Acceptance:
         target_token_ids: for each request, the target's own token at every verified position
             and the one behind them, or nothing if nothing was verified. None unless the proposer
             uses ``Capability.TARGET_TOKENS`` and the engine provides it.
+        logits: for each request, floats ``[verified + 1, vocab_size]``: the target's own, before
+            anything that a request asks for changes them, at every verified position and the one
+            behind them. None unless the proposer uses ``Capability.LOGITS`` and the engine
+            provides it.
     """
 
     request_ids: Sequence[str]
@@ -249,6 +256,7 @@ class Acceptance:
     num_accepted: Int32Array
     new_token_ids: Sequence[Sequence[int]]
     target_token_ids: Sequence[Sequence[int]] | None = None
+    logits: Sequence[FloatArray] | None = None
 
 
 class Usage(NamedTuple):

@@ -36,6 +36,7 @@ from specplug.proposer import (
     DeviceProposer,
     Drafts,
     EngineInfo,
+    FloatArray,
     Int32Array,
     Proposer,
     Request,
@@ -88,6 +89,8 @@ class Step:
         verified: the drafts that the engine verified in this step, by request id.
         target_token_ids: for them, the target's own token at every verified position and the
             one behind them, if the proposer uses that and the engine has it.
+        logits: for every request that got tokens, the target's logits at its verified positions and
+            the one behind them, floats ``[verified + 1, vocab_size]``; on the same terms.
         num_speculative_tokens: the most draft tokens per request the engine can take in the
             next step; None for K.
     """
@@ -99,6 +102,7 @@ class Step:
     sampled: Sequence[bool]
     verified: Mapping[str, Sequence[int]]
     target_token_ids: Mapping[str, Sequence[int]] | None = None
+    logits: Mapping[str, FloatArray] | None = None
     num_speculative_tokens: int | None = None
 
 
@@ -211,9 +215,11 @@ class Runtime:
         self.proposer, spec = plugins.create(name, self.settings.options, engine.provides)
         self.engine = replace(
             engine,
-            # Those who drive others hand them what is on the host.
+            # Those who drive others hand them what is on the host, and take tokens only.
             make_proposer=partial(
-                plugins.create, provides=engine.provides - {Capability.DEVICE_TENSORS}
+                plugins.create,
+                provides=engine.provides
+                - {Capability.DEVICE_TENSORS, Capability.DRAFT_PROBABILITIES},
             ),
         )
         self._observers = {
@@ -331,7 +337,7 @@ class Runtime:
         """
         seconds = self.length.step_began()
         wanted, verified, judged = self._follow(step, seconds)
-        self._observe(verified, step.target_token_ids)
+        self._observe(verified, step)
         if judged.states:
             self.length.observe(judged.outcome())
         drafts = self._propose(step, wanted)
@@ -436,9 +442,10 @@ class Runtime:
             verified.new.append(new)
         return new
 
-    def _observe(self, verified: _Verified, target: Mapping[str, Sequence[int]] | None) -> None:
+    def _observe(self, verified: _Verified, step: Step) -> None:
         if not verified.states:
             return
+        target, logits = step.target_token_ids, step.logits
         request_ids = [state.request.id for state in verified.states]
         acceptance = Acceptance(
             request_ids=request_ids,
@@ -447,6 +454,7 @@ class Runtime:
             num_accepted=np.array(verified.accepted, np.int32),
             new_token_ids=verified.new,
             target_token_ids=[target.get(one, ()) for one in request_ids] if target else None,
+            logits=[logits[one] for one in request_ids] if logits else None,
         )
         if not self.counters.switched_off:
             self._call_proposer(self.proposer.observe, acceptance)
@@ -664,4 +672,9 @@ def _spread(drafts: Drafts, positions: list[int], num_rows: int) -> Drafts:
     spread = Drafts.empty(num_rows, drafts.token_ids.shape[1])
     spread.token_ids[positions] = drafts.token_ids
     spread.lengths[positions] = drafts.lengths
-    return spread
+    if drafts.probabilities is None:
+        return spread
+    shape = num_rows, *drafts.probabilities.shape[1:]
+    probabilities = np.zeros(shape, drafts.probabilities.dtype)
+    probabilities[positions] = drafts.probabilities
+    return replace(spread, probabilities=probabilities)

@@ -17,7 +17,7 @@ from specplug import (
     Runtime,
 )
 from specplug.config import Settings
-from specplug.errors import OptionError
+from specplug.errors import CapabilityError, OptionError
 from specplug.lengths.fixed import SPEC as FIXED
 from specplug.proposer import Usage
 from specplug.runtime import Arrival, Step
@@ -203,6 +203,15 @@ def test_parts_must_be_some_and_different(make_engine, parts):
 def test_a_part_that_does_not_exist_is_refused(make_engine):
     with pytest.raises(LookupError, match="no proposer 'q'"):
         cascade(make_engine, {"p": Fixed({})}, parts=["p", "q"])
+
+
+def test_a_part_that_cannot_do_without_probabilities_is_refused(make_engine):
+    manager = PluginManager()
+    needs = frozenset({Capability.DRAFT_PROBABILITIES})
+    manager.add(ProposerSpec("needy", lambda _: Fixed({}), needs=needs))
+    engine = make_engine(provides=frozenset(Capability))
+    with pytest.raises(CapabilityError, match="draft_probabilities"):
+        Runtime("cascade", engine, Settings(options={"parts": ["needy"]}), manager)
 
 
 def test_the_options_of_a_part_reach_it(make_engine):

@@ -13,12 +13,14 @@ pytest.importorskip("torch", reason="needs specplug[draft-model]")
 pytest.importorskip("transformers", reason="needs specplug[draft-model]")
 
 import torch
+import transformers
 from tinymodel import VOCAB_SIZE, make_tiny_model
 
-from specplug import PluginManager, Request, Runtime
+from specplug import Capability, PluginManager, Request, Runtime
 from specplug.config import Settings
-from specplug.errors import OptionError
+from specplug.errors import CapabilityError, OptionError
 from specplug.proposers._draft_blocks import BLOCK_SIZE, BlockTable
+from specplug.proposers._draft_sampling import Sampling, drawn
 from specplug.proposers._drafter import Drafter, bounded
 from specplug.proposers.draft_model import DraftModelOptions, DraftModelProposer
 from specplug.runtime import Arrival, Step
@@ -279,6 +281,94 @@ def test_tokens_that_the_model_does_not_have_are_read_and_not_drafted(make_propo
     drafts = proposer.propose(batch)
     assert drafts.lengths.tolist() == [4]
     assert (drafts.token_ids < 10).all()
+
+
+# -- sampled drafts ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sampler(folder, make_proposer, make_engine):
+    """Make a proposer that samples, for so many requests; a few tokens are the engine's alone."""
+
+    def make(count, **options):
+        engine = make_engine(
+            vocab_size=VOCAB_SIZE + 3, max_model_len=MAX_LEN, num_speculative_tokens=K,
+            max_num_seqs=count, provides=frozenset({Capability.DRAFT_PROBABILITIES}),
+            load_tokenizer=lambda: transformers.AutoTokenizer.from_pretrained(folder),
+        )  # fmt: skip
+        proposer = make_proposer(engine, **options)
+        for one in range(count):
+            proposer.begin(Request(str(one), one, [1], MAX_LEN, K))
+        return proposer
+
+    return make
+
+
+def test_sampled_drafts_say_what_they_were_drawn_from(sampler, make_batch, model):
+    temperature = 1.7
+    texts = [[i, i + 1, i + 2] for i in range(20, 30)]
+    proposer = sampler(len(texts), temperature=temperature)
+    drafts, known = proposer.propose(make_batch(texts)), proposer.drafter.vocab_size
+    assert known < VOCAB_SIZE  # the tokenizer has fewer than the model
+    assert drafts.lengths.tolist() == [K] * len(texts)
+    assert drafts.probabilities.shape == (len(texts), K, VOCAB_SIZE + 3)
+    assert not drafts.probabilities[:, :, known:].any()
+    likeliest = 0
+    for i, (text, draft) in enumerate(zip(texts, drafts.to_lists(), strict=True)):
+        with torch.inference_mode():
+            logits = model.plain_logits([*text, *draft])[len(text) - 1 : -1, :known]
+        expected = (logits / temperature).softmax(dim=-1).numpy()
+        found = drafts.probabilities[i, :, :known]
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
+        own = logits.softmax(dim=-1)[range(K), draft].numpy()
+        np.testing.assert_allclose(drafts.scores[i], own, rtol=1e-3, atol=1e-6)
+        likeliest += int((found.argmax(axis=-1) == draft).sum())
+    assert 0 < likeliest < K * len(texts)
+
+
+def test_where_a_sampled_draft_ends_does_not_follow_from_its_last_token(sampler, make_batch, model):
+    texts = [[i, i + 1, i + 2] for i in range(20, 60)]
+    least = 0.1
+    proposer = sampler(len(texts), temperature=2.0, min_confidence=least)
+    drafts, known = proposer.propose(make_batch(texts)), proposer.drafter.vocab_size
+    for text, draft in zip(texts, drafts.to_lists(), strict=True):
+        with torch.inference_mode():
+            logits = model.plain_logits([*text, *draft])[len(text) - 1 :, :known]
+        confidence = logits.softmax(dim=-1).max(dim=-1).values.cumprod(dim=0).numpy()
+        assert len(draft) == min(K, int((confidence >= least).sum()))
+    assert len(set(drafts.lengths.tolist())) > 2
+
+
+def test_tokens_are_drawn_as_often_as_their_probabilities_say():
+    logits = torch.tensor([[0.0, -torch.inf, 1.0, 2.0, -torch.inf]])
+    uniform = (np.arange(10_000) + 0.5) / 10_000
+    tokens, drawn_from = drawn(logits.expand(len(uniform), -1), 0.5, uniform)
+    expected = (2 * logits[0]).softmax(dim=-1)
+    assert torch.equal(drawn_from[0], expected)
+    counts = torch.bincount(tokens, minlength=5).numpy()
+    np.testing.assert_allclose(counts, expected.numpy() * len(uniform), atol=1)
+    ends, _ = drawn(logits.expand(2, -1), 0.5, np.array([0.0, 1 - 2**-53]))
+    assert ends.tolist() == [0, 3]
+
+
+def test_numbers_differ_by_seed_request_and_position_and_repeat():
+    def numbers(seed):
+        sampling = Sampling(1.0, seed, 10)
+        for slot in (3, 0, 3):  # the last is another request in the slot of one that ended
+            sampling.begin(slot)
+        slots = np.repeat(np.array([3, 0], np.int32), 50)
+        return sampling.uniform(slots, np.tile(np.arange(50, dtype=np.int32), 2))
+
+    first = numbers(0)
+    assert len(set(first.tolist() + numbers(1).tolist())) == 200
+    assert first.tolist() == numbers(0).tolist()
+    assert ((first >= 0) & (first < 1)).all()
+    assert 0.4 < first.mean() < 0.6
+
+
+def test_drafts_are_not_sampled_where_probabilities_are_not_used(make_proposer):
+    with pytest.raises(CapabilityError, match=r"'temperature' is 0\.7"):
+        make_proposer(temperature=0.7)
 
 
 # -- memory -----------------------------------------------------------------------------------

@@ -145,6 +145,37 @@ def test_scores_are_kept_beside_the_tokens(make_batch):
     assert drafts.scores.tolist() == [[0.5, 0.25], [1.0, 0.0]]
 
 
+def certain(ids):
+    """Return probabilities of 1 for some tokens."""
+    return np.eye(VOCAB)[ids]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", ">f4", "f8", np.longdouble])
+def test_probabilities_are_cut_as_the_tokens_are(make_batch, dtype):
+    ids = np.array([[1, 2, 3], [4, 5, VOCAB]])
+    own = Drafts(ids, np.array([3, 3]), probabilities=certain(ids % VOCAB).astype(dtype))
+    faults = []
+    drafts = validated(
+        own, make_batch([[1], [1]], limits=[1, 3]), VOCAB, lambda kind, _: faults.append(kind)
+    )
+    assert drafts.to_lists() == [[1], [4, 5]]
+    assert faults == ["token outside the vocabulary"]
+    assert drafts.probabilities.dtype == np.dtype("=f4")
+    assert drafts.probabilities.tolist() == [
+        [np.eye(VOCAB)[1].tolist(), [0.0] * VOCAB],
+        np.eye(VOCAB)[[4, 5]].tolist(),
+    ]
+
+
+def test_what_lies_behind_a_draft_needs_no_probabilities(make_batch):
+    ids = np.array([[1, 2], [4, 5]])
+    probabilities = certain(ids)
+    probabilities[0, 1] = np.nan
+    own = Drafts(ids, np.array([1, 2]), probabilities=probabilities)
+    drafts = validated(own, make_batch([[1]] * 2), VOCAB, pytest.fail)
+    assert drafts.probabilities.sum(axis=-1).tolist() == [[1, 0], [1, 1]]
+
+
 # -- results that are nonsense as a whole ---------------------------------------------------
 
 
@@ -245,6 +276,36 @@ def test_wrong_scores_are_dropped_and_the_tokens_kept(make_batch, scores):
     assert drafts.scores is None
     assert len(faults) == 1
     assert "scores" in faults[0]
+
+
+TWO = np.array([[1, 2, 3], [4, 5, 6]])
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "kind"),
+    [
+        (certain(TWO).tolist(), "probabilities of wrong shape"),
+        (certain(TWO)[:, :2], "probabilities of wrong shape"),
+        (certain(TWO)[:, :, :50], "probabilities of wrong shape"),
+        (certain(TWO)[0], "probabilities of wrong shape"),
+        (certain(TWO).astype(int), "probabilities of wrong shape"),
+        (object(), "probabilities of wrong shape"),
+        (certain(TWO) / 2, "probabilities are no distribution"),
+        (certain(TWO) * np.nan, "probabilities are no distribution"),
+        (2 * certain(TWO) - certain(TWO + 1), "probabilities are no distribution"),
+        (certain(TWO + 1), "token of probability 0"),
+    ],
+    ids=["list", "width", "vocabulary", "one request", "integers", "object", "sum", "NaN",
+         "negative", "another token"],
+)  # fmt: skip
+def test_wrong_probabilities_are_dropped_and_the_tokens_kept(make_batch, probabilities, kind):
+    faults = []
+    own = Drafts(TWO, np.array([3, 1]), probabilities=probabilities)
+    batch = make_batch([[1], [1]])
+    drafts = validated(own, batch, VOCAB, lambda kind, _: faults.append(kind))
+    assert drafts.to_lists() == [[1, 2, 3], [4]]
+    assert drafts.probabilities is None
+    assert faults == [kind]
 
 
 def test_scores_may_be_a_plain_list_or_are_dropped(make_batch):
@@ -425,6 +486,7 @@ def junk_columns(draw, n):
         draw(st.one_of(arrays((n, width)), junk)),
         draw(st.one_of(arrays((n,)), junk)),
         draw(st.one_of(st.none(), arrays((n, width)), junk)),
+        draw(st.one_of(st.none(), arrays((n, width, 2)), junk)),
     )
 
 

@@ -17,7 +17,7 @@ from tinymodel import VOCAB_SIZE, make_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specplug import Request
-from specplug.errors import OptionError
+from specplug.errors import CapabilityError, OptionError
 from specplug.proposers import _layers
 from specplug.proposers.layer_skip import LayerSkipOptions, LayerSkipProposer
 
@@ -51,6 +51,11 @@ def cut_by_hand(folder, count):
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.model.layers = model.model.layers[:count]
     return model
+
+
+def test_it_samples_only_where_probabilities_are_used(prepared):
+    with pytest.raises(CapabilityError, match=r"'temperature' is 1\.0"):
+        prepared(num_layers=1, temperature=1.0)
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])

@@ -219,6 +219,7 @@ class Told(LengthPolicy):
 
     def choose(self, batch, drafts, load):
         self.calls.append(load)
+        self.drafts = drafts
         return self.does(drafts.lengths)
 
 
@@ -276,6 +277,39 @@ def test_the_most_draft_tokens_of_a_step_are_the_first_of_all_drafts(control, ma
 def test_the_most_requests_are_those_with_the_longest_drafts(control, make_batch):
     one = control(max_speculating_requests=2)
     assert chosen(one, make_batch([[1]] * 4), [1, 4, 3, 4]) == [0, 4, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "does", "expected"),
+    [
+        ({}, lambda lengths: lengths, [1, 4, 3, 0]),
+        ({}, lambda lengths: lengths - 2, [1, 2, 2, 0]),
+        ({"max_speculating_requests": 2}, lambda lengths: lengths, [1, 4, 0, 0]),
+        ({"max_draft_tokens_per_step": 5}, lambda lengths: lengths, [1, 2, 1, 0]),
+    ],
+    ids=["whole", "policy", "most requests", "most tokens"],
+)
+def test_sampled_drafts_are_cut_without_a_look_at_them(
+    control, make_batch, settings, does, expected
+):
+    seen = []
+
+    def watch(lengths):
+        seen.append(lengths.tolist())
+        return does(lengths)
+
+    one, batch = control(watch, **settings), make_batch([[1]] * 4)
+    lengths = np.array([1, 4, 3, 0], np.int32)
+    sampled = Drafts(
+        np.full((4, 4), 7, np.int32), lengths, np.ones((4, 4)), np.full((4, 4, 8), 1 / 8)
+    )
+    made = one.choose(batch, sampled, one.load(4, 4))
+    assert seen == [[4, 4, 4, 0]]
+    assert not one.policy.drafts.token_ids.any()
+    assert one.policy.drafts.scores is None
+    assert made.lengths.tolist() == expected
+    assert made.probabilities is sampled.probabilities
+    assert made.token_ids is sampled.token_ids
 
 
 def test_above_so_many_running_requests_nothing_is_asked_for(control, make_batch):

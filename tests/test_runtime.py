@@ -83,7 +83,7 @@ class Toy:
             self.texts[request_id] = list(prompt)
             self.runtime.begin(Arrival(request_id, list(prompt), limit, **more))
 
-    def drafts(self, new, verified=None, *, most=None, rows=None, targets=None):
+    def drafts(self, new, verified=None, *, most=None, rows=None, targets=None, logits=None):
         """Append ``new[id]`` to each request of the batch; nothing new is a prefill row."""
         rows = list(range(len(new))) if rows is None else rows
         for (request_id, tokens), row in zip(new.items(), rows, strict=True):
@@ -100,6 +100,7 @@ class Toy:
                 sampled=[bool(tokens) for tokens in new.values()],
                 verified=verified or {},
                 target_token_ids=targets,
+                logits=logits,
                 num_speculative_tokens=most,
             )
         )
@@ -288,6 +289,34 @@ def test_drafts_go_to_the_rows_they_were_made_for(serve):
     toy.arrive("a", "b", "c", "d", "e")
     new = {"a": [5], "b": [], "c": [6], "ghost": [1], "d": [7], "e": []}
     assert toy.step(new) == {"a": [5], "b": [], "c": [6], "ghost": [], "d": [7], "e": []}
+
+
+def test_probabilities_go_where_their_drafts_go(serve):
+    class Certain(Proposer):
+        def propose(self, batch):
+            ids = np.array([[batch.tokens(i)[-1]] * K for i in range(len(batch))])
+            return Drafts(ids, np.array([K] * len(batch)), probabilities=np.eye(100)[ids])
+
+    toy = serve(Certain())
+    toy.arrive("a", "b", "c")
+    drafts = toy.drafts({"a": [5], "b": [], "ghost": [1], "c": [6]})
+    assert drafts.to_lists() == [[5] * K, [], [], [6] * K]
+    assert drafts.probabilities.shape == (4, K, 100)
+    assert drafts.probabilities.sum(axis=(1, 2)).tolist() == [K, 0, 0, K]
+    assert drafts.probabilities[[0, 3], 0].argmax(axis=-1).tolist() == [5, 6]
+    assert faults(toy) == 0
+
+
+def test_logits_reach_the_requests_they_are_of(serve):
+    toy = serve()
+    toy.arrive("a", "b", "c")
+    of = {name: np.full((1, 100), i) for i, name in enumerate("abc")}
+    toy.step({"c": [5], "a": [6], "b": []}, logits=of)
+    [observed] = toy.runtime.proposer.acceptances
+    assert observed.request_ids == ["c", "a"]
+    assert [one is of[name] for one, name in zip(observed.logits, "ca", strict=True)] == [True] * 2
+    toy.step({"a": [6]})
+    assert toy.runtime.proposer.acceptances[-1].logits is None
 
 
 def test_num_new_tokens_count_from_the_last_propose(serve):

@@ -93,6 +93,12 @@ def test_another_vocabulary_is_refused_when_told_to_be_strict(make_engine, folde
         assert word in str(caught.value)
 
 
+def test_what_is_translated_cannot_be_sampled(make_engine, folder, tokenizers):
+    with pytest.raises(OptionError, match=r"'temperature' is 0\.8") as caught:
+        prepared(make_engine, folder, tokenizers[1], temperature=0.8)
+    assert "no probabilities in the target's tokens" in str(caught.value)
+
+
 def test_another_vocabulary_is_translated_and_that_is_said(make_engine, folder, tokenizers, caplog):
     with caplog.at_level(logging.WARNING):
         proposer = prepared(make_engine, folder, tokenizers[1])

@@ -11,7 +11,14 @@ from specplug.config import Settings, checked_k, validate
 from specplug.proposer import Capability, EngineInfo
 from specplug.runtime import Runtime, running
 
-PROVIDES = frozenset({Capability.REQUEST_OPTIONS, Capability.TARGET_TOKENS})
+PROVIDES = frozenset(
+    {
+        Capability.REQUEST_OPTIONS,
+        Capability.TARGET_TOKENS,
+        Capability.LOGITS,
+        Capability.DRAFT_PROBABILITIES,
+    }
+)
 _UNLIMITED = 1 << 20
 """The length in tokens of a model that names none."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from specplug.backends.transformers.compat import check_cache
+from specplug.backends.transformers.sampling import verified
 from specplug.backends.transformers.stopping import Stopping
 from specplug.config import REQUEST_PREFIX
 from specplug.proposer import Capability
@@ -59,8 +60,11 @@ class Decoding:
         self._options = {f"{REQUEST_PREFIX}{name}": value for name, value in options.items()}
         self._id = str(next(_ids))
         self._draft: list[int] = []
+        self._drawn_from: Any = None  # [drafted, vocab_size], if the draft was sampled
         self._target: list[int] = []
-        self._looks = runtime.uses(Capability.TARGET_TOKENS)
+        self._target_logits: Any = None
+        self._shows_tokens = runtime.uses(Capability.TARGET_TOKENS)
+        self._shows_logits = runtime.uses(Capability.LOGITS)
         self.length: int = prompt.shape[1]
         self._tokens = prompt.new_zeros((1, max(stopping.max_length, self.length + 1)))
         self._tokens[:, : self.length] = prompt
@@ -135,7 +139,8 @@ class Decoding:
     def _take(self, outputs: Any) -> bool:
         """Commit what the model says, take back what it rejects, and get the next draft."""
         logits = outputs.logits[:, -len(self._draft) - 1 :].to(self._tokens.device)
-        self._target = logits[0].argmax(dim=-1).tolist() if self._looks else []
+        self._target = logits[0].argmax(dim=-1).tolist() if self._shows_tokens else []
+        self._target_logits = logits[0].float().cpu().numpy() if self._shows_logits else None
         before = self.length
         ended = self._commit(logits)
         added = self.length - before
@@ -143,7 +148,7 @@ class Decoding:
         self._kwargs = self._model._update_model_kwargs_for_generation(
             outputs, self._kwargs, num_new_tokens=added
         )
-        self._draft = self._next_draft(ended)
+        self._prepare_draft(ended)
         return ended
 
     def _commit(self, logits: Any) -> bool:
@@ -168,9 +173,9 @@ class Decoding:
             yield from self._target or logits[0].argmax(dim=-1).tolist()
             return
         for position in range(logits.shape[1]):
-            yield self._choice(logits[:, position])
+            yield self._choice(logits[:, position], position)
 
-    def _choice(self, logits: Any) -> int:
+    def _choice(self, logits: Any, position: int) -> int:
         import torch
 
         logits = logits.to(dtype=torch.float32, copy=True)
@@ -179,11 +184,15 @@ class Decoding:
             self.scores += (scores,)
         if self.logits is not None:
             self.logits += (logits,)
-        if self._config.do_sample:
-            return int(torch.multinomial(scores.softmax(dim=-1), num_samples=1))
-        return int(scores.argmax(dim=-1))
+        if not self._config.do_sample:
+            return int(scores.argmax(dim=-1))
+        probabilities = scores.softmax(dim=-1)
+        if self._drawn_from is not None and position < len(self._draft):
+            return verified(probabilities[0], self._drawn_from[position], self._draft[position])
+        # Also at a position with a draft: without probabilities, that is kept if it is this one.
+        return int(torch.multinomial(probabilities, num_samples=1))
 
-    def _next_draft(self, ended: bool) -> list[int]:
+    def _prepare_draft(self, ended: bool) -> None:
         drafts = self._runtime.step(
             Step(
                 request_ids=[self._id],
@@ -192,8 +201,17 @@ class Decoding:
                 num_tokens=[self._num_known],
                 sampled=[True],
                 verified={self._id: self._draft} if self._draft else {},
-                target_token_ids={self._id: self._target} if self._draft and self._looks else None,
+                target_token_ids=(
+                    {self._id: self._target} if self._draft and self._shows_tokens else None
+                ),
+                logits={self._id: self._target_logits} if self._shows_logits else None,
                 num_speculative_tokens=0 if ended else None,
             )
         )
-        return drafts.to_lists()[0]
+        self._draft, self._drawn_from = drafts.to_lists()[0], None
+        if drafts.probabilities is not None:
+            import torch
+
+            self._drawn_from = torch.from_numpy(drafts.probabilities[0]).to(
+                self._tokens.device, torch.float32
+            )
