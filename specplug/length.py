@@ -29,11 +29,13 @@ class StepCosts:
         base: seconds of a step that computes no tokens.
         per_token: seconds that each token adds.
         per_draft_token: seconds that the proposer takes for each token that it is asked for.
+        per_draft: seconds that a call of the proposer takes beside that.
     """
 
     base: float
     per_token: float
     per_draft_token: float = 0.0
+    per_draft: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,18 +80,37 @@ def test_a_rank_decides_by_what_it_was_told_only():
     for rank in ranks:
         rank.adopt(told)
     assert ranks[0].costs(2) == ranks[1].costs(2)
-    assert ranks[0].costs(2).per_draft_token == pytest.approx(0.0025)
+    assert drafting(ranks[0], 4) == pytest.approx(0.01)
+
+
+def drafting(clock, num_tokens):
+    costs = clock.costs(2)
+    return costs.per_draft + num_tokens * costs.per_draft_token
 
 
 def test_what_drafting_costs_is_followed_and_one_long_call_counts_little():
     clock = StepClock("cpu")
     clock.count_draft(8, 3.0)  # the first call makes ready
     for _ in range(100):
-        assert clock.costs(1).per_draft_token <= 1e-6
+        assert drafting(clock, 8) <= 8.1e-6
         clock.count_draft(8, 8e-6)
-    assert clock.costs(1).per_draft_token == pytest.approx(1e-6)
+    assert drafting(clock, 8) == pytest.approx(8e-6)
     clock.count_draft(8, 1.0)
-    assert clock.costs(1).per_draft_token < 1.5e-6
+    assert drafting(clock, 8) < 12e-6
+
+
+@pytest.mark.parametrize(("per_draft", "per_token"), [(4e-4, 1e-6), (1e-6, 1e-3)])
+def test_calls_for_few_tokens_make_those_for_many_no_dearer(per_draft, per_token):
+    """A lookup takes as long for one token as for many, a draft model by the token."""
+    clock = StepClock("cpu")
+    for _ in range(20):
+        clock.count_draft(128, per_draft + 128 * per_token)
+    for _ in range(60):
+        clock.count_draft(4, per_draft + 4 * per_token)
+    for num_tokens in (4, 128):
+        assert drafting(clock, num_tokens) == pytest.approx(
+            per_draft + num_tokens * per_token, rel=0.25
+        )
 
 
 steps = st.lists(

@@ -23,7 +23,7 @@ class AdaptiveOptions(Options):
         description="Speculate in a step only if it is expected to be faster by this share.",
     )
     free_share: float = Field(
-        0.005,
+        0.01,
         ge=0,
         description="Drafting that takes no more than this share of a step is done without asking "
         "whether it pays.",
@@ -67,7 +67,7 @@ class Adaptive(LengthPolicy):
         """Ask for all where drafting costs next to nothing, else for what is expected to pay."""
         costs = load.costs
         step = costs.base + costs.per_token * load.num_tokens
-        drafting = costs.per_draft_token * int(batch.max_draft_tokens.sum())
+        drafting = costs.per_draft + costs.per_draft_token * int(batch.max_draft_tokens.sum())
         if drafting <= self._options.free_share * step:
             return batch.max_draft_tokens
         worth = worthwhile(
@@ -76,6 +76,7 @@ class Adaptive(LengthPolicy):
             load,
             costs.per_token + costs.per_draft_token,
             self._options.min_gain,
+            costs.per_draft,
         )
         # One more than pays: so it is seen when more would.
         asked = np.minimum(worth + 1, batch.max_draft_tokens)
@@ -117,7 +118,7 @@ class _Pause:
 
 
 def worthwhile(
-    chances: Floats, most: Lengths, load: Load, per_token: float, min_gain: float
+    chances: Floats, most: Lengths, load: Load, per_token: float, min_gain: float, once: float = 0.0
 ) -> Int32Array:
     """Return how many draft tokens of each request make the step's tokens per second highest.
 
@@ -127,6 +128,7 @@ def worthwhile(
         load: what the step does anyway.
         per_token: seconds that one more token takes.
         min_gain: the share by which speculation must be faster to be worth it.
+        once: seconds that speculation takes beside that, however many tokens there are.
     """
     n, width = chances.shape
     gains = np.where(np.arange(width) < most[:, None], np.cumprod(chances, axis=1), 0.0).ravel()
@@ -136,7 +138,7 @@ def worthwhile(
     # Never 0, so that free steps can be compared.
     without = max(load.costs.base + load.costs.per_token * load.num_tokens, _LEAST_SECONDS)
     expected = load.num_tokens + np.cumsum(gains[order])
-    goodput = expected / (without + per_token * np.arange(1, len(order) + 1))
+    goodput = expected / (without + once + per_token * np.arange(1, len(order) + 1))
     best = int(goodput.argmax()) if len(order) else 0
     if not len(order) or goodput[best] * without < load.num_tokens * (1 + min_gain):
         return np.zeros(n, np.int32)

@@ -107,7 +107,7 @@ def show_load(load: Load) -> str:
     return (
         f"Load({load.num_running} running, {load.num_tokens} tokens, at most "
         f"{load.max_draft_tokens} draft tokens, costs {costs.base:g} + {costs.per_token:g} a token "
-        f"+ {costs.per_draft_token:g} a draft token)"
+        f"+ {costs.per_draft:g} and {costs.per_draft_token:g} a token to draft)"
     )
 
 

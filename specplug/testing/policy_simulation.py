@@ -63,7 +63,7 @@ _COSTS = [
     StepCosts(base=0.02, per_token=0.001, per_draft_token=1e-5),
     StepCosts(base=0.001, per_token=0.02),
     StepCosts(base=0.0, per_token=0.0),
-    StepCosts(base=0.02, per_token=0.0, per_draft_token=0.01),
+    StepCosts(base=0.02, per_token=0.0, per_draft_token=0.01, per_draft=0.005),
 ]
 
 
