@@ -22,9 +22,9 @@ _FIRST_RATE = 0.5
 _FIRST_WEIGHT = 4.0
 """What is known at first weighs as much as so many judged tokens, and so does what is known of a
 class when one of its positions is looked at."""
-_MEMORY = 300.0
+_MEMORY = 100.0
 """Judged tokens of a class and position that count; older ones fade."""
-_REQUEST_DECAY = 0.9
+_REQUEST_DECAY = 0.95
 """What a request's judged token counts when the next one has been judged."""
 _REQUEST_WEIGHT = 4.0
 """A request is expected to fare as others do; that weighs as much as so many accepted tokens."""

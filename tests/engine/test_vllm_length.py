@@ -28,7 +28,7 @@ def test_the_text_is_the_engines_own(engine, answers, name):
     assert counters.num_draft_tokens <= counters.num_proposed_tokens
     if name == "random":
         # Fixed lengths would verify nearly 8 at every step.
-        assert counters.num_draft_tokens < 8 * counters.num_steps / 4
+        assert counters.num_draft_tokens < 8 * counters.num_steps / 2
     if name == "oracle":
         assert counters.num_accepted_tokens > 0
     assert engine.runtime.length.num_faults == 0
