@@ -81,7 +81,8 @@ def rules() -> Grid:
 
 def as_table(grid: Grid) -> Table:
     """Return a table for the terminal."""
-    table = Table(title=grid.title, title_justify="left")
+    # Without padding intervals of five workloads fit into 80 columns.
+    table = Table(title=grid.title, title_justify="left", padding=0)
     first, *others = grid.columns
     table.add_column(first)
     for column in others:
