@@ -27,8 +27,27 @@ class Goal(StrEnum):
     THROUGHPUT = "throughput"
 
 
+EngineToRun = Annotated[Engine, typer.Option(help="The engine to run.")]
+Proposers = Annotated[
+    list[str], typer.Option(help="A proposer, perhaps with options: suffix:min_confidence=0.1")
+]
+DraftTokens = Annotated[
+    str, typer.Option(help="The most draft tokens per step; several with commas between.")
+]
+LengthPolicies = Annotated[
+    list[str],
+    typer.Option(help="What decides how much of a draft is verified; several times for more."),
+]
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True, dir_okay=False, help="A tokenizer.json: the requests are recorded as text."
+    ),
+]
+
+
 def demo(
-    engine: Annotated[Engine, typer.Option(help="The engine to run.")] = Engine.VLLM,
+    engine: EngineToRun = Engine.VLLM,
     proposer: Annotated[
         list[str], typer.Option(help="A proposer to compare; may be given several times.")
     ] = ["ngram", "suffix"],  # noqa: B006 (typer makes a copy)
@@ -57,25 +76,16 @@ def demo(
         rounds=rounds,
         json_path=json_path,
     )
-    if not run_demo(settings, Console(highlight=False, soft_wrap=True)):
-        raise typer.Exit(1)
+    _ended(run_demo(settings, _console()))
 
 
 def replay(
     files: Annotated[
         list[Path], typer.Argument(exists=True, dir_okay=False, help="Recorded requests, JSONL.")
     ],
-    proposer: Annotated[
-        list[str],
-        typer.Option(help="A proposer, perhaps with options: suffix:min_confidence=0.1"),
-    ] = ["ngram", "suffix"],  # noqa: B006 (typer makes a copy)
-    num_speculative_tokens: Annotated[
-        str, typer.Option(help="The most draft tokens per step; several with commas between.")
-    ] = "8",
-    length_policy: Annotated[
-        list[str],
-        typer.Option(help="What decides how much of a draft is verified; several times for more."),
-    ] = ["fixed"],  # noqa: B006
+    proposer: Proposers = ["ngram", "suffix"],  # noqa: B006 (typer makes a copy)
+    num_speculative_tokens: DraftTokens = "8",
+    length_policy: LengthPolicies = ["fixed"],  # noqa: B006
     token_cost: Annotated[
         float,
         typer.Option(
@@ -85,12 +95,7 @@ def replay(
     concurrency: Annotated[
         int, typer.Option(min=1, help="How many requests are served at a time.")
     ] = 1,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="A tokenizer.json: the requests are recorded as text."
-        ),
-    ] = None,
+    tokenizer: TokenizerFile = None,
     vocab_size: Annotated[
         int | None, typer.Option(min=1, help="Of the model; by default what the requests need.")
     ] = None,
@@ -116,8 +121,7 @@ def replay(
         json_path=json_path,
         picture=picture,
     )
-    if not run_replay(settings, Console(highlight=False, soft_wrap=True)):
-        raise typer.Exit(1)
+    _ended(run_replay(settings, _console()))
 
 
 def bench(
@@ -125,14 +129,9 @@ def bench(
         str | None,
         typer.Option(help="A model's folder, or a name that the engine knows; else SmolLM2-135M."),
     ] = None,
-    engine: Annotated[Engine, typer.Option(help="The engine to run.")] = Engine.VLLM,
-    proposer: Annotated[
-        list[str],
-        typer.Option(help="A proposer, perhaps with options: suffix:min_confidence=0.1"),
-    ] = ["ngram", "suffix"],  # noqa: B006 (typer makes a copy)
-    num_speculative_tokens: Annotated[
-        str, typer.Option(help="The most draft tokens per step; several with commas between.")
-    ] = "8",
+    engine: EngineToRun = Engine.VLLM,
+    proposer: Proposers = ["ngram", "suffix"],  # noqa: B006 (typer makes a copy)
+    num_speculative_tokens: DraftTokens = "8",
     batch_sizes: Annotated[
         str, typer.Option(help="How many requests are served at a time; several with commas.")
     ] = "1",
@@ -189,8 +188,7 @@ def bench(
         at_once=engines_at_once,
         output=output,
     )
-    if not run_bench(settings, Console(highlight=False, soft_wrap=True)):
-        raise typer.Exit(1)
+    _ended(run_bench(settings, _console()))
 
 
 def tune(
@@ -207,17 +205,9 @@ def tune(
         Goal,
         typer.Option(help="latency: one request at a time; throughput: as many as --concurrency."),
     ] = Goal.LATENCY,
-    proposer: Annotated[
-        list[str],
-        typer.Option(help="A proposer, perhaps with options: suffix:min_confidence=0.1"),
-    ] = ["ngram", "prompt_lookup", "suffix"],  # noqa: B006
-    num_speculative_tokens: Annotated[
-        str, typer.Option(help="The most draft tokens per step; several with commas between.")
-    ] = "4,8,16",
-    length_policy: Annotated[
-        list[str],
-        typer.Option(help="What decides how much of a draft is verified; several times for more."),
-    ] = ["adaptive", "fixed"],  # noqa: B006
+    proposer: Proposers = ["ngram", "prompt_lookup", "suffix"],  # noqa: B006
+    num_speculative_tokens: DraftTokens = "4,8,16",
+    length_policy: LengthPolicies = ["adaptive", "fixed"],  # noqa: B006
     token_cost: Annotated[
         float,
         typer.Option(
@@ -230,12 +220,7 @@ def tune(
         int | None,
         typer.Option(min=1, help="How many requests are served at a time, in place of the goal's."),
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="A tokenizer.json: the requests are recorded as text."
-        ),
-    ] = None,
+    tokenizer: TokenizerFile = None,
     model: Annotated[
         str | None,
         typer.Option(help="Without files: as for bench."),
@@ -275,7 +260,15 @@ def tune(
         engine_arguments=_object(engine_args, "--engine-args"),
         output=output,
     )
-    if not run_tune(settings, Console(highlight=False, soft_wrap=True)):
+    _ended(run_tune(settings, _console()))
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def _ended(well: bool) -> None:
+    if not well:
         raise typer.Exit(1)
 
 

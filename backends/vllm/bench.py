@@ -71,15 +71,15 @@ class Engine:
         encoder = AutoTokenizer.from_pretrained(tokenizer or model, trust_remote_code=trust)
         self._prompts = [tokenised(encoder, prompt["content"]) for prompt in prompts]
         self._max_tokens = [prompt["max_tokens"] for prompt in prompts]
-        lengths = sorted(map(_total, self._prompts, self._max_tokens))
+        longest = max(map(_total, self._prompts, self._max_tokens))
         arguments = {
-            "max_model_len": lengths[-1],
+            "max_model_len": longest,
             "max_num_seqs": batch_size,
             "tokenizer": tokenizer,
             # Every round does the same work.
             "enable_prefix_caching": False,
             "disable_log_stats": False,
-            **_beside_others(model, batch_size * lengths[-1], engine_arguments),
+            **_beside_others(model, batch_size * longest, engine_arguments),
             **engine_arguments,
             **(speculation or {}),
         }

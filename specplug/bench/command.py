@@ -91,7 +91,8 @@ def measured(run: Run, console: Console) -> Report:
         OptionError: the folder holds another run.
         SessionError: an engine ended early; what was measured before is kept.
     """
-    store = Store(run.output, run.configuration())
+    configuration = run.configuration()
+    store = Store(run.output, configuration)
     engines = Engines(
         module=module_of(run.engine),
         model=run.model,
@@ -108,8 +109,8 @@ def measured(run: Run, console: Console) -> Report:
     Measurement(run.methods, work, run.rounds, engines, store, console).run(run.at_once)
     found = cells(store.turns, work)
     warnings = [one for one in (_differences(found), _caution(unsteadiness(store.turns))) if one]
-    configuration = {**run.configuration(), "rounds": run.rounds}
-    return Report(configuration, found, verdicts(found, run.methods), warnings)
+    shown = {**configuration, "rounds": run.rounds}
+    return Report(shown, found, verdicts(found, run.methods), warnings)
 
 
 def show(report: Report, console: Console) -> None:

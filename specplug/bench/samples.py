@@ -97,13 +97,6 @@ class Turn:
     unit: str
     samples: list[Sample]
 
-    @property
-    def pairs(self) -> Iterator[tuple[Sample, Sample]]:
-        """Yield no speculation and each other method."""
-        plain, *others = self.samples
-        for other in others:
-            yield plain, other
-
     def as_json(self) -> dict[str, Any]:
         """Return it in plain types."""
         return asdict(self)

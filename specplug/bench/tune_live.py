@@ -77,7 +77,7 @@ class _Search:
     output: Path
     console: Console
     _plugins: PluginManager = field(default_factory=PluginManager)
-    _plain: list[Cell] = field(default_factory=list)
+    _plain: Cell | None = None
     _cells: list[tuple[Choice, Cell]] = field(default_factory=list)
     _methods: list[Method] = field(default_factory=lambda: [Method(NO_SPECULATION)])
 
@@ -97,7 +97,7 @@ class _Search:
         plain, *others = (
             cell for cell in report.cells if cell.workload == report.cells[0].workload
         )
-        self._plain.append(plain)
+        self._plain = self._plain or plain
         self._cells += zip(choices, others, strict=True)
 
     @property
@@ -107,8 +107,9 @@ class _Search:
 
     def conclude(self) -> bool:
         """Say what is advised; return whether that is to speculate."""
-        measured_cells = [cell for _, cell in self._cells]
-        [verdict] = verdicts([self._plain[0], *measured_cells], self._methods)
+        assert self._plain is not None
+        compared = [self._plain, *(cell for _, cell in self._cells)]
+        [verdict] = verdicts(compared, self._methods)
         self.console.print(verdict.text, markup=False)
         if verdict.flags:
             self.console.print(f"  {verdict.flags}", markup=False)
