@@ -18,7 +18,6 @@ from specplug.errors import CapabilityError
 from specplug.proposer import (
     Acceptance,
     Batch,
-    Capability,
     Drafts,
     EngineInfo,
     Int32Array,
@@ -116,10 +115,8 @@ class Cascade(Proposer):
         for name, options in self._names.items():
             proposer, spec = engine.make_proposer(name, options)
             self._parts.append(Part(name, proposer, spec.request_options))
-        # The drafts of different parts go on as tokens.
-        provides = engine.provides - {Capability.DRAFT_PROBABILITIES}
         for part in self._parts:
-            part.proposer.prepare(replace(engine, provides=provides))
+            part.proposer.prepare(engine.for_parts())
             self._shown[part.name] = np.zeros(0, np.int32)
         self.uses = frozenset().union(*(part.proposer.uses for part in self._parts))
         models = [part.proposer.request_options or part.request_options for part in self._parts]

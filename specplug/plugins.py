@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -23,7 +25,7 @@ from specplug.errors import (
 )
 from specplug.hookspecs import PROJECT
 from specplug.length import LengthPolicy, LengthPolicySpec
-from specplug.proposer import Capability, DeviceProposer, Proposer, ProposerSpec
+from specplug.proposer import Capability, DeviceProposer, EngineInfo, Proposer, ProposerSpec
 from specplug.registry import BLOCK_VARIABLE, Origin, Problem, Registered, Registry
 
 logger = logging.getLogger(__name__)
@@ -198,6 +200,11 @@ class PluginManager:
                 "that it needs Capability.DEVICE_TENSORS."
             )
         return proposer, spec
+
+    def with_parts(self, engine: EngineInfo) -> EngineInfo:
+        """Return the engine with a ``make_proposer`` that makes any registered proposer."""
+        make_proposer = partial(self.create, provides=engine.for_parts().provides)
+        return replace(engine, make_proposer=make_proposer)
 
     def implementations(self, hook: str) -> list[pluggy.HookImpl]:
         """Return the implementations of a hook in the order in which they are called."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
 import numpy as np
 from rich.filesize import decimal
 
@@ -32,9 +29,8 @@ def measured(
     """
     if isinstance(proposer, DeviceProposer):
         return Check("memory", Status.OK, "Not measured: it is on the model's device.")
-    make_proposer = partial(plugins.create, provides=engine.provides)
     try:
-        proposer.prepare(replace(engine, make_proposer=make_proposer))
+        proposer.prepare(plugins.with_parts(engine))
     except Exception as error:
         return refused("proposer", error, spec.install_hint)
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -116,6 +116,14 @@ class EngineInfo:
         default=None, compare=False
     )
     shared: dict[Any, Any] = field(default_factory=dict, compare=False)
+
+    def for_parts(self) -> EngineInfo:
+        """Return the engine as it is for the proposers that another one is made of.
+
+        They are handed what is on the host, and of their drafts only the tokens are passed on.
+        """
+        lacking = {Capability.DEVICE_TENSORS, Capability.DRAFT_PROBABILITIES}
+        return replace(self, provides=self.provides - lacking)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from heapq import heappop, heappush
 from itertools import repeat
 from multiprocessing.util import Finalize
@@ -213,15 +212,7 @@ class Runtime:
         self.counters = Counters(num_accepted_tokens_per_pos=[0] * engine.num_speculative_tokens)
         plugins = plugins or PluginManager()
         self.proposer, spec = plugins.create(name, self.settings.options, engine.provides)
-        self.engine = replace(
-            engine,
-            # Those who drive others hand them what is on the host, and take tokens only.
-            make_proposer=partial(
-                plugins.create,
-                provides=engine.provides
-                - {Capability.DEVICE_TENSORS, Capability.DRAFT_PROBABILITIES},
-            ),
-        )
+        self.engine = plugins.with_parts(engine)
         self._observers = {
             hook: plugins.observers(f"specplug_{hook}")
             for hook in (

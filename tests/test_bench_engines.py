@@ -9,6 +9,7 @@ transformers = pytest.importorskip("transformers", reason="make setup-dev instal
 tokenizers = pytest.importorskip("tokenizers", reason="make setup-dev installs tokenizers")
 
 from specplug.backends.transformers import bench  # noqa: E402
+from specplug.bench.answering import Setup  # noqa: E402
 
 WORDS = 40
 MAX_TOKENS = 24
@@ -33,11 +34,8 @@ def tiny(tmp_path_factory):
 
 
 def answers(model, speculation):
-    prompts = [
-        {"content": "w1 w2 w3 w1 w2", "max_tokens": MAX_TOKENS},
-        {"content": [{"role": "user", "content": "w7 w8"}], "max_tokens": MAX_TOKENS},
-    ]
-    engine = bench.Engine(model, speculation, {}, prompts, batch_size=1)
+    contents = ["w1 w2 w3 w1 w2", [{"role": "user", "content": "w7 w8"}]]
+    engine = bench.Engine(Setup(model, speculation, {}, contents, [MAX_TOKENS] * 2))
     found = engine.generate([0, 1], ["a", "b"])
     return engine, found
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_engines_get_what_was_asked_for(bench, played):
     } in speculation  # fmt: skip
     assert plain["engine_arguments"] == {"dtype": "half"}
     assert (plain["batch_size"], plain["tokenizer"]) == (3, "other")
-    assert len(plain["prompts"]) == 7  # one of each workload, and one to warm up
+    assert len(plain["contents"]) == 7  # one of each workload, and one to warm up
 
 
 def test_a_run_goes_on_where_it_was_interrupted(bench, played, tmp_path, monkeypatch):
@@ -221,8 +222,8 @@ import sys
 from specplug.bench.answering import Arrivals, answer
 
 class Engine:
-    def __init__(self, start):
-        self.count = start
+    def __init__(self, setup):
+        self.count = setup.batch_size
         print("loaded")  # engines print: it must not be taken for an answer
 
     def generate(self, batch, namespaces):
@@ -240,7 +241,8 @@ answer(Engine)
 
 
 def test_an_engine_answers_line_by_line():
-    lines = [{"start": 3}, {"batch": [0, 1], "namespaces": ["", ""]}]
+    setup = asdict(answering.Setup("m", None, {}, ["a", "b"], [8, 8], batch_size=3))
+    lines = [setup, {"batch": [0, 1], "namespaces": ["", ""]}]
     ended = subprocess.run(
         [sys.executable, "-c", ANSWERING],
         input="".join(json.dumps(line) + "\n" for line in lines),

@@ -407,6 +407,20 @@ def test_a_capability_gap_names_both_sets(manager):
     assert manager.create("tested", {}, frozenset(Capability))
 
 
+@pytest.mark.parametrize("lacking", [Capability.DEVICE_TENSORS, Capability.DRAFT_PROBABILITIES])
+def test_a_part_of_another_gets_what_is_on_the_host_and_drafts_tokens(
+    manager, make_engine, lacking
+):
+    manager.add(spec(needs=frozenset({lacking})))
+    engine = manager.with_parts(make_engine(provides=frozenset(Capability)))
+    assert engine.provides == frozenset(Capability)
+    assert engine.for_parts().provides == frozenset(Capability) - {
+        Capability.DEVICE_TENSORS, Capability.DRAFT_PROBABILITIES,
+    }  # fmt: skip
+    with pytest.raises(CapabilityError, match=f"needs {lacking.value}"):
+        engine.make_proposer("tested", {})
+
+
 def test_a_capability_gap_with_an_engine_that_gives_nothing(manager):
     manager.add(spec(needs=frozenset({Capability.LOGITS})))
     with pytest.raises(CapabilityError, match="nothing beyond tokens"):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specplug.bench.answering import Arrivals, answer, counted
+from specplug.bench.answering import Arrivals, Setup, answer, counted
 from specplug.demo.model import packaged_weights
 from specplug.errors import OptionError
 
@@ -48,34 +48,29 @@ def serve() -> None:
 
 
 class Engine:
-    """A GGUF file: one in the model's folder, or the one that the demo's model is made from."""
+    """A GGUF file: one in the model's folder, or the one that the demo's model is made from.
 
-    def __init__(
-        self,
-        model: str,
-        speculation: Mapping[str, Any] | None,
-        engine_arguments: Mapping[str, Any],
-        prompts: Sequence[Mapping[str, Any]],
-        batch_size: int,
-        tokenizer: str | None = None,
-    ) -> None:
+    It has its own tokenizer, and serves one request at a time.
+    """
+
+    def __init__(self, setup: Setup) -> None:
         from llama_cpp import Llama
 
-        del batch_size, tokenizer  # one request at a time; the file has its own tokenizer
         arguments = {
             "n_ctx": 2048,
             # Or drafts alone would make all logits be kept.
             "logits_all": True,
             "verbose": False,
-            **engine_arguments,
+            **setup.engine_arguments,
         }
-        self._speculation = speculation
-        self._drafters = {"": _draft_model(speculation)}
-        self._llama = Llama(str(_weights(Path(model))), draft_model=self._drafters[""], **arguments)
+        self._speculation = setup.speculation
+        self._drafters = {"": _draft_model(setup.speculation)}
+        weights = str(_weights(Path(setup.model)))
+        self._llama = Llama(weights, draft_model=self._drafters[""], **arguments)
         self._plain_eval, self._num_evals = self._llama.eval, 0
         self._llama.eval = self._eval
-        self._messages = [_messages(prompt["content"]) for prompt in prompts]
-        self._max_tokens = [prompt["max_tokens"] for prompt in prompts]
+        self._messages = [_messages(content) for content in setup.contents]
+        self._max_tokens = setup.max_tokens
 
     def generate(self, batch: Sequence[int], namespaces: Sequence[str]) -> list[Arrivals]:
         """Answer the prompts one after the other.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from specplug.bench.answering import Arrivals, answer, counted, options_apart, tokenised
+from specplug.bench.answering import Arrivals, Setup, answer, counted, options_apart, tokenised
 
 LARGEST_BATCH = 1
 _MATCHES = {"max_matching_ngram_size": 3}
@@ -48,32 +48,23 @@ def serve() -> None:
 
 
 class Engine:
-    """A model and its tokenizer, and how it is to generate."""
+    """A model and its tokenizer, and how it is to generate: one request at a time."""
 
-    def __init__(
-        self,
-        model: str,
-        speculation: Mapping[str, Any] | None,
-        engine_arguments: Mapping[str, Any],
-        prompts: Sequence[Mapping[str, Any]],
-        batch_size: int,
-        tokenizer: str | None = None,
-    ) -> None:
+    def __init__(self, setup: Setup) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        del batch_size  # one request is served at a time
-        encoder = AutoTokenizer.from_pretrained(tokenizer or model)
-        self._prompts = [tokenised(encoder, prompt["content"]) for prompt in prompts]
-        self._max_tokens = [prompt["max_tokens"] for prompt in prompts]
-        on_cuda = torch.cuda.is_available() and "device_map" not in engine_arguments
+        encoder = AutoTokenizer.from_pretrained(setup.tokenizer or setup.model)
+        self._prompts = [tokenised(encoder, content) for content in setup.contents]
+        self._max_tokens = setup.max_tokens
+        on_cuda = torch.cuda.is_available() and "device_map" not in setup.engine_arguments
 
         def load(name: str) -> Any:
-            loaded = AutoModelForCausalLM.from_pretrained(name, **engine_arguments).eval()
+            loaded = AutoModelForCausalLM.from_pretrained(name, **setup.engine_arguments).eval()
             return loaded.to("cuda") if on_cuda else loaded
 
-        self._model = load(model)
-        self._arguments = dict(speculation or {})
+        self._model = load(setup.model)
+        self._arguments = dict(setup.speculation or {})
         if "assistant_model" in self._arguments:
             self._arguments["assistant_model"] = load(self._arguments["assistant_model"])
         if "proposer" in self._arguments:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specplug.bench.answering import Arrivals, answer, counted, options_apart, tokenised
+from specplug.bench.answering import Arrivals, Setup, answer, counted, options_apart, tokenised
 from specplug.config import REQUEST_PREFIX
 
 LARGEST_BATCH = None
@@ -55,35 +55,29 @@ def serve() -> None:
 class Engine:
     """An engine with room for the longest prompts that it will be asked."""
 
-    def __init__(
-        self,
-        model: str,
-        speculation: Mapping[str, Any] | None,
-        engine_arguments: Mapping[str, Any],
-        prompts: Sequence[Mapping[str, Any]],
-        batch_size: int,
-        tokenizer: str | None = None,
-    ) -> None:
+    def __init__(self, setup: Setup) -> None:
         from transformers import AutoTokenizer
         from vllm import LLM
 
+        model, engine_arguments = setup.model, setup.engine_arguments
+        speculation = setup.speculation or {}
         trust = engine_arguments.get("trust_remote_code", False)
-        encoder = AutoTokenizer.from_pretrained(tokenizer or model, trust_remote_code=trust)
-        self._prompts = [tokenised(encoder, prompt["content"]) for prompt in prompts]
-        self._max_tokens = [prompt["max_tokens"] for prompt in prompts]
+        encoder = AutoTokenizer.from_pretrained(setup.tokenizer or model, trust_remote_code=trust)
+        self._prompts = [tokenised(encoder, content) for content in setup.contents]
+        self._max_tokens = setup.max_tokens
         longest = max(map(_total, self._prompts, self._max_tokens))
         arguments = {
             "max_model_len": longest,
-            "max_num_seqs": batch_size,
-            "tokenizer": tokenizer,
+            "max_num_seqs": setup.batch_size,
+            "tokenizer": setup.tokenizer,
             # Every round does the same work.
             "enable_prefix_caching": False,
             "disable_log_stats": False,
-            **_beside_others(model, batch_size * longest, engine_arguments),
+            **_beside_others(model, setup.batch_size * longest, engine_arguments),
             **engine_arguments,
-            **(speculation or {}),
+            **speculation,
         }
-        sections = (engine_arguments, speculation or {})
+        sections = (engine_arguments, speculation)
         arguments["additional_config"] = _merged([s.get("additional_config") for s in sections])
         self._llm = LLM(model, **arguments)
         self._num_requests = 0

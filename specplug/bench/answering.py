@@ -1,6 +1,6 @@
 """One engine in a process of its own, the engine's side: lines of JSON in, lines of JSON out.
 
-The first line holds the keyword arguments of the engine's class. Each line after it is a batch,
+The first line is a :class:`Setup`. Each line after it is a batch,
 ``{"batch": [0, 3], "namespaces": ["...", "..."]}``, and is answered with what was said and when,
 what was counted meanwhile, and the memory that the process takes.
 """
@@ -12,7 +12,8 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,8 +39,34 @@ class Arrivals:
             self.arrivals.append((seconds, len(token_ids)))
 
 
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How an engine is started, and what it will be asked; in plain types.
+
+    Attributes:
+        model: a folder, or a name that the engine knows.
+        speculation: what the backend's ``own`` or ``ours`` returned; None is no speculation.
+        engine_arguments: passed on to the engine.
+        contents: the prompts; see :data:`specplug.bench.work.Content`.
+        max_tokens: the most tokens of each answer.
+        batch_size: the most prompts at once.
+        tokenizer: in place of the model's own.
+    """
+
+    model: str
+    speculation: Mapping[str, Any] | None
+    engine_arguments: Mapping[str, Any]
+    contents: Sequence[Content]
+    max_tokens: Sequence[int]
+    batch_size: int = 1
+    tokenizer: str | None = None
+
+
 class Engine(Protocol):
-    """What a backend's ``bench`` module has to have; made from the first line."""
+    """What a backend's ``bench`` module has to have."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Start the engine."""
 
     def generate(self, batch: Sequence[int], namespaces: Sequence[str]) -> list[Arrivals]:
         """Answer prompts at once, given by their places in the list that came at the start."""
@@ -53,7 +80,7 @@ def answer(engine_class: type[Engine]) -> None:
     # Engines print too: that goes to the log, which is standard error.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    engine = engine_class(**json.loads(sys.stdin.readline()))
+    engine = engine_class(Setup(**json.loads(sys.stdin.readline())))
     print(json.dumps({"memory": memory()}), file=answers)
     for line in sys.stdin:
         print(json.dumps(_answered(engine, **json.loads(line))), file=answers)

@@ -6,12 +6,13 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from specplug.bench.answering import Setup
 from specplug.bench.methods import Method
 from specplug.bench.samples import Sample
 from specplug.bench.session import Session
@@ -67,24 +68,22 @@ class Engines:
             yield engines
 
     def _start(self, method: Method) -> Running:
-        speculation = method.speculation
-        configuration = {
-            "model": self.model,
-            "speculation": speculation if speculation is None else dict(speculation),
-            "engine_arguments": dict(self.engine_arguments),
-            "prompts": [
-                {"content": prompt.content, "max_tokens": prompt.max_tokens}
-                for prompt in (*self.prompts, replace(self.prompts[0], max_tokens=_WARM_UP_TOKENS))
-            ],
-            "batch_size": self.batch_size,
-            "tokenizer": self.tokenizer,
-        }
+        prompts = [*self.prompts, replace(self.prompts[0], max_tokens=_WARM_UP_TOKENS)]
+        setup = Setup(
+            model=self.model,
+            speculation=method.speculation,
+            engine_arguments=self.engine_arguments,
+            contents=[prompt.content for prompt in prompts],
+            max_tokens=[prompt.max_tokens for prompt in prompts],
+            batch_size=self.batch_size,
+            tokenizer=self.tokenizer,
+        )
         environment = engine_environment()
         if not Path(self.model).exists():
             del environment["HF_HUB_OFFLINE"]  # a model that is known by its name only
         log = self.logs / f"{re.sub(r'[^A-Za-z0-9.=]+', '-', method.label)}.log"
         return Running(
-            method.label, Session(method.label, self.module, configuration, log, environment)
+            method.label, Session(method.label, self.module, asdict(setup), log, environment)
         )
 
 

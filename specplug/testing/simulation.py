@@ -6,7 +6,7 @@ without a draft), and noted for the rules that are about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -24,7 +24,6 @@ from specplug.proposer import (
     EngineInfo,
     Int32Array,
     Proposer,
-    ProposerSpec,
     Request,
     RequestOptions,
 )
@@ -45,12 +44,8 @@ def _installed() -> PluginManager:
 
 def prepared(make: MakeProposer, engine: EngineInfo) -> tuple[Proposer, EngineInfo]:
     """Return a new proposer, ready to draft, and its engine, which shares nothing with others."""
-    provides = engine.provides - {Capability.DEVICE_TENSORS}
-
-    def create(name: str, options: Mapping[str, Any]) -> tuple[Proposer, ProposerSpec]:
-        return _installed().create(name, options, provides)
-
-    engine = replace(engine, make_proposer=engine.make_proposer or create, shared={})
+    engine = engine if engine.make_proposer else _installed().with_parts(engine)
+    engine = replace(engine, shared={})
     proposer = make()
     if isinstance(proposer, DeviceProposer):
         raise TypeError(
