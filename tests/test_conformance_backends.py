@@ -144,7 +144,7 @@ def broken_rules(tmp_path, monkeypatch):
     ("engine", "rules"),
     [
         (ToyEngine, set()),
-        (Trusting, {"test_text", "test_tokens"}),
+        (Trusting, {"test_text"}),
         (Forgetful, {"test_requests"}),
         (OtherRow, {"test_tokens"}),
         (OtherDrafts, {"test_tokens"}),
@@ -153,6 +153,21 @@ def broken_rules(tmp_path, monkeypatch):
 )
 def test_each_mistake_is_found(broken_rules, engine, rules):
     assert broken_rules(engine) == rules
+
+
+def test_what_counts_as_the_same_text_may_be_overridden(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    asked = []
+
+    class Lenient(Suite):
+        engine = Trusting
+
+        def check_same(self, prompt, own, answer):
+            asked.append((prompt, len(own), len(answer)))
+
+    Lenient().test_text("ngram")
+    assert [prompt for prompt, *_ in asked] == [*Suite.prompts, *Suite.prompts]
+    assert {length for _, length, _ in asked} == {Suite.max_tokens}
 
 
 def test_an_engine_that_runs_elsewhere_is_refused(broken_rules):

@@ -71,13 +71,23 @@ class BackendConformance:
         """
         raise NotImplementedError
 
+    def check_same(self, prompt: Any, own: list[int], answer: list[int]) -> None:
+        """Fail unless an answer is the engine's own.
+
+        Override it for an engine whose rounding depends on how many tokens it verifies, and
+        allow another text only where the engine itself is undecided.
+        """
+        assert answer == own
+
     # -- the rules --------------------------------------------------------------------------
 
     @every_proposer
     def test_text(self, proposer: str) -> None:
         """The answers are the engine's own, token for token, whatever is drafted."""
         served = self._served(proposer)
-        assert served.answers == served.own + served.own
+        asked = [*self.prompts, *self.prompts]
+        for prompt, own, answer in zip(asked, served.own * 2, served.answers, strict=True):
+            self.check_same(prompt, own, answer)
 
     @every_proposer
     def test_requests(self, proposer: str) -> None:
@@ -92,7 +102,7 @@ class BackendConformance:
         served = self._served(proposer)
         assert served.account.problems == []
         for seen in served.account.ended:
-            assert any(self._ends(seen.output, answer) for answer in served.own), seen
+            assert any(self._ends(seen.output, answer) for answer in served.answers), seen
 
     @every_proposer
     def test_drafts(self, proposer: str) -> None:

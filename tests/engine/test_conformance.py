@@ -1,7 +1,7 @@
 """What holds in every engine: the kit's suite over the backends that CI can run.
 
-TensorRT-LLM, which needs a GPU, has its own suite on a double; llama.cpp, which is built from
-source and has weights of four bits, a test that knows near ties.
+llama.cpp, which is built from source, runs it in ``test_llamacpp.py``; TensorRT-LLM, which needs a
+GPU, has its own suite on a double.
 """
 
 from __future__ import annotations
