@@ -8,7 +8,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # vLLM's V2 model runner is interpreted on a CPU, and slow: a part of its tests will do every time.
 V2_TESTS := $(addprefix tests/engine/test_vllm_, text.py device.py requests.py lookahead.py \
-	memory.py sampling.py startup.py recording.py ranks.py overhead.py)
+	memory.py sampling.py startup.py recording.py ranks.py overhead.py draft_model.py)
 V2_MARK ?= not thorough
 
 .PHONY: demo docs test test-llamacpp test-v2 test-v2-sync test-v2-async test-matrix lint unit bench bench-data bench-free-text \
