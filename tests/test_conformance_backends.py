@@ -144,7 +144,7 @@ def broken_rules(tmp_path, monkeypatch):
     ("engine", "rules"),
     [
         (ToyEngine, set()),
-        (Trusting, {"test_text"}),
+        (Trusting, {"test_text", "test_tokens"}),
         (Forgetful, {"test_requests"}),
         (OtherRow, {"test_tokens"}),
         (OtherDrafts, {"test_tokens"}),

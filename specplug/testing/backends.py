@@ -84,10 +84,7 @@ class BackendConformance:
     @every_proposer
     def test_text(self, proposer: str) -> None:
         """The answers are the engine's own, token for token, whatever is drafted."""
-        served = self._served(proposer)
-        asked = [*self.prompts, *self.prompts]
-        for prompt, own, answer in zip(asked, served.own * 2, served.answers, strict=True):
-            self.check_same(prompt, own, answer)
+        self._check_text(self._served(proposer))
 
     @every_proposer
     def test_requests(self, proposer: str) -> None:
@@ -100,6 +97,7 @@ class BackendConformance:
     def test_tokens(self, proposer: str) -> None:
         """All tokens are reported, in order; only of the last step they may be missing."""
         served = self._served(proposer)
+        self._check_text(served)
         assert served.account.problems == []
         for seen in served.account.ended:
             assert any(self._ends(seen.output, answer) for answer in served.answers), seen
@@ -155,6 +153,11 @@ class BackendConformance:
         )
         counters = [deepcopy(runtime.counters) for runtime in set(running()) - before]
         return _Served(own, answers, account, counters)
+
+    def _check_text(self, served: _Served) -> None:
+        asked = [*self.prompts, *self.prompts]
+        for prompt, own, answer in zip(asked, served.own * 2, served.answers, strict=True):
+            self.check_same(prompt, own, answer)
 
     def _ends(self, reported: list[int], answer: list[int]) -> bool:
         """Return whether tokens are an answer, but perhaps for what its last step brought."""

@@ -92,13 +92,18 @@ class TestLlamaCpp(BackendConformance):
         return self._plain.tokenize(prompt.encode())
 
 
-def test_lookahead_drafts_without_the_targets_own_tokens(plain, prompts, expected):
-    drafter = specplug.llamacpp.draft("lookahead", num_speculative_tokens=K)
+@pytest.mark.parametrize("proposer", ["ngram", "suffix", "lookahead", "cascade"])
+def test_text_is_the_engines_own(plain, prompts, expected, proposer):
+    drafter = specplug.llamacpp.draft(proposer, num_speculative_tokens=K)
     llama = make(drafter)
     for prompt, own in zip(prompts, expected, strict=True):
         assert_same_but_for_near_ties(plain, prompt, answer(llama, prompt), own)
-    assert drafter.runtime.counters.num_faults == 0
-    assert drafter.runtime.counters.num_accepted_tokens > 0
+    counters = drafter.runtime.counters
+    assert counters.num_requests == len(prompts)
+    assert counters.num_faults == 0
+    assert counters.num_accepted_tokens > 0
+    drafter.end()
+    assert drafter.runtime.num_requests == 0
 
 
 def test_the_check_notices_another_text(plain, prompts, expected):

@@ -82,8 +82,8 @@ def test_layers_are_chosen_and_a_cascade_asks_for_what_lookup_has_not(start, dee
     engine = start(deep_model, "cascade", K, {"options": options})
     outputs, counters = generate(engine)
     assert outputs == answers
-    assert counters.num_drafts > 0.9 * counters.num_steps
-    assert counters.num_accepted_tokens > 0  # how many depends on the layers, chosen by their time
+    # The layers are chosen by their time, and the V2 runner has one thread only here.
+    assert counters.tokens_per_step > (1.2 if RUNNER == "v1" else 1.1)
 
 
 def test_what_does_not_fit_is_refused_at_start_up(start, deep_model):
