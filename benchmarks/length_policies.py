@@ -3,9 +3,10 @@
 ``python -m specplug.demo.environment python -m benchmarks.length_policies`` runs the demo model at
 temperature 0 in two engines, one of them with a proposer. Its length policy is switched between
 runs, so fixed lengths and ``adaptive`` are compared in one process; what ``adaptive`` learnt stays,
-as in a server, also from one workload to the next. Every method answers the same
+as in a server, also from one workload to the next. With length 0 that engine drafts nothing: how far
+it is from the one without speculation shows what chance does here. Every method answers the same
 prompts in turn, round by round; what is printed is the median over rounds of the ratio to no
-speculation in the same round, and whether all texts were the same.
+speculation in the same round, and whether all texts were the same. The JSON has every round.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ WORKLOADS = {
     "free text": FREE,
     "mixed": [text for pair in zip(COPYING * 3, FREE, strict=True) for text in pair],
 }
-METHODS = ("none", "2", "4", "8", "adaptive")
-"""No speculation, fixed lengths, and the policy."""
+METHODS = ("none", "0", "2", "4", "8", "adaptive")
+"""An engine without speculation, fixed lengths, and the policy."""
 
 
 def serve(proposer: str | None, most: int, line: Connection) -> None:
@@ -81,7 +82,7 @@ class Switched(Adaptive):
     """``adaptive``, which lives as long as in a server, and is put aside for fixed lengths.
 
     Attributes:
-        k: verify drafts up to this length; None lets the policy decide.
+        k: draft and verify this many tokens; None lets the policy decide.
     """
 
     k: int | None = None
@@ -94,7 +95,7 @@ class Switched(Adaptive):
 
     def choose(self, batch: Batch, drafts: Drafts, load: Load) -> Lengths:
         """Take all, or what it decides."""
-        return drafts.lengths if self.k else super().choose(batch, drafts, load)
+        return super().choose(batch, drafts, load) if self.k is None else drafts.lengths
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from its own decisions only."""
@@ -103,7 +104,7 @@ class Switched(Adaptive):
 
 
 def measure(proposer: str, batches: list[int], rounds: int) -> dict[str, dict[str, Any]]:
-    """Return the ratios by workload, batch size and method."""
+    """Return each round's ratios by workload with batch size, and method."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the runtime is in this process then
     context = multiprocessing.get_context("spawn")
     lines = {}
@@ -134,16 +135,16 @@ def measure(proposer: str, batches: list[int], rounds: int) -> dict[str, dict[st
                 for method in METHODS:
                     ratios[method].append(taken["none"] / taken[method])
                 same &= all(said[method] == said["none"] for method in METHODS)
-            row = {method: median(values) for method, values in ratios.items()}
-            found[f"{workload}, batch {batch}"] = {**row, "same": same}
-            print(_line(f"{workload}, batch {batch}", found[f"{workload}, batch {batch}"]))
+            label = f"{workload}, batch {batch}"
+            found[label] = {**ratios, "same": same}
+            print(_line(label, found[label]), flush=True)
     for line in lines.values():
         line.send(None)
     return found
 
 
 def _line(label: str, row: dict[str, Any]) -> str:
-    ratios = " | ".join(f"{row[method]:.2f}" for method in METHODS)
+    ratios = " | ".join(f"{median(row[method]):.2f}" for method in METHODS)
     return f"| {label} | {ratios} | {'yes' if row['same'] else 'NO'} |"
 
 
@@ -158,8 +159,8 @@ def draw(found: dict[str, dict[str, Any]], batches: list[int], path: Path) -> No
         1, len(WORKLOADS), figsize=(11, 3.6), layout="constrained", sharey=True
     )
     for panel, workload in zip(panels, WORKLOADS, strict=True):
-        for method in METHODS[1:]:
-            values = [found[f"{workload}, batch {batch}"][method] for batch in batches]
+        for method in METHODS[2:]:
+            values = [median(found[f"{workload}, batch {batch}"][method]) for batch in batches]
             adaptive = method == "adaptive"
             panel.plot(
                 range(len(batches)), values, marker="o", linewidth=2.5 if adaptive else 1.2,

@@ -141,6 +141,33 @@ def test_it_rises_from_nothing_though_nothing_was_verified(make):
     assert steps <= 6
 
 
+def test_one_step_tells_that_all_requests_stopped_copying(make):
+    many = make("adaptive", 16)
+    costs, sure = StepCosts(1.0, 0.06), [[1.0] * K] * 16
+    for _ in range(20):
+        many.choose([K] * 16, costs, sure)
+        many.policy.observe(outcome(range(16), [K] * 16, [K] * 16))
+    assert sum(many.choose([K] * 16, costs, sure)) == 16 * K
+    for slot in range(16):  # new requests, of which nothing is known
+        many.policy.begin(Request(f"r{slot}", slot, [1], 100, K))
+    many.choose([K] * 16, costs, sure)
+    many.policy.observe(outcome(range(16), [0] * 16, [1] * 16))
+    assert sum(many.choose([K] * 16, costs, sure)) == 0
+    for _ in range(2):
+        many.policy.observe(outcome(range(16), [K] * 16, [K] * 16))
+    assert sum(many.choose([K] * 16, costs, sure)) == 16 * K
+
+
+def test_one_wrong_token_after_many_right_ones_changes_little(make):
+    one = make("adaptive")
+    costs, sure = StepCosts(1.0, 0.06), [[1.0] * K]
+    for _ in range(20):
+        one.choose([K], costs, sure)
+        one.policy.observe(outcome([0], [K], [K]))
+    one.policy.observe(outcome([0], [0], [1]))
+    assert one.choose([K], costs, sure) == [K]
+
+
 def test_requests_differ_and_the_budget_goes_where_it_pays(make):
     two = make("adaptive", 2)
     costs = StepCosts(1.0, 0.1)

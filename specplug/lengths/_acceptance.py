@@ -24,6 +24,9 @@ _FIRST_WEIGHT = 4.0
 class when one of its positions is looked at."""
 _MEMORY = 100.0
 """Judged tokens of a class and position that count; older ones fade."""
+_SURPRISE = 3.0
+"""A step's matches of a class are so many standard deviations from what was expected: the text has
+changed, and what was known of the class counts no more than what is known at first."""
 _REQUEST_DECAY = 0.95
 """What a request's judged token counts when the next one has been judged."""
 _REQUEST_WEIGHT = 4.0
@@ -99,9 +102,10 @@ class AcceptanceEstimate:
 
     def _for_requests(self, batch: Batch, rates: Floats) -> Floats:
         matched, expected = self._record[:, batch.slots]
-        ratio = (matched + _REQUEST_WEIGHT) / (expected + _REQUEST_WEIGHT)
-        chances: Floats = np.minimum(rates * ratio[:, None], _HIGHEST)
-        return chances
+        ratio = ((matched + _REQUEST_WEIGHT) / (expected + _REQUEST_WEIGHT))[:, None]
+        # A good record multiplies the odds, not the chance: 0.8 by 1.2 is no near certainty.
+        chances: Floats = rates * ratio / np.maximum(1 - rates + rates * ratio, 1.0)
+        return np.minimum(chances, _HIGHEST)
 
     def observe(self, outcome: Outcome) -> None:
         """Learn how far drafts came true."""
@@ -115,10 +119,22 @@ class AcceptanceEstimate:
 
         rows, at = np.nonzero(judged)
         kinds = self._kinds[slots[rows], at]
+        self._forget_surprised(kinds, self._expected[slots[rows], at], matched[rows, at])
         np.add.at(self._judged, (kinds, at), 1.0)
         np.add.at(self._matched, (kinds, at), matched[rows, at])
         self._by_position += matched.sum(axis=0), judged.sum(axis=0)
         self._fade()
+
+    def _forget_surprised(self, kinds: Ints, chances: Floats, matched: NDArray[np.bool_]) -> None:
+        """Forget most of classes whose tokens, ``[j]``, fared far otherwise than expected."""
+        classes = len(self._judged)
+        surplus = np.bincount(kinds, matched - chances, classes)
+        # One more than the variance, or a single token could be a surprise.
+        variance = np.bincount(kinds, chances * (1 - chances), classes) + 1
+        surprised = np.abs(surplus) > _SURPRISE * np.sqrt(variance)
+        kept = np.where(surprised[:, None], _FIRST_WEIGHT / np.maximum(self._judged, _FIRST_WEIGHT), 1)
+        self._judged *= kept
+        self._matched *= kept
 
     def _fade(self) -> None:
         full = self._judged > _MEMORY
