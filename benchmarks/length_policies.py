@@ -3,9 +3,9 @@
 ``python -m specplug.demo.environment python -m benchmarks.length_policies`` runs the demo model at
 temperature 0 in two engines, one of them with a proposer. Its length policy is switched between
 runs, so fixed lengths and ``adaptive`` are compared in one process; what ``adaptive`` learnt stays,
-as in a server, also from one workload to the next. With length 0 that engine drafts nothing: how far
-it is from the one without speculation shows what chance does here. Every method answers the same
-prompts in turn, round by round; what is printed is the median over rounds of the ratio to no
+as in a server, also from one workload to the next. With length 0 that engine drafts nothing: how
+far it is from the one without speculation shows what chance does here. Every method answers the
+same prompts in turn, round by round; what is printed is the median over rounds of the ratio to no
 speculation in the same round, and whether all texts were the same. The JSON has every round.
 """
 

@@ -132,7 +132,8 @@ class AcceptanceEstimate:
         # One more than the variance, or a single token could be a surprise.
         variance = np.bincount(kinds, chances * (1 - chances), classes) + 1
         surprised = np.abs(surplus) > _SURPRISE * np.sqrt(variance)
-        kept = np.where(surprised[:, None], _FIRST_WEIGHT / np.maximum(self._judged, _FIRST_WEIGHT), 1)
+        known = np.maximum(self._judged, _FIRST_WEIGHT)
+        kept = np.where(surprised[:, None], _FIRST_WEIGHT / known, 1.0)
         self._judged *= kept
         self._matched *= kept
 
