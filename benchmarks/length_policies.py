@@ -29,6 +29,9 @@ from specplug.proposer import Batch, Drafts
 
 K = 8
 WARM_UP, MAX_TOKENS = 24, 64
+AWAKE_TOKENS = 8
+"""An engine that rested is slow at first, and the other's threads stay busy for a while after it
+has answered; so, not timed, each engine answers with so many tokens before it answers in earnest."""
 COPYING = [prompt.text for prompt in DEMO if prompt.workload == "code edit"]
 WORKLOADS = {
     "copying": COPYING,
@@ -115,6 +118,8 @@ def measure(proposer: str, batches: list[int], rounds: int) -> dict[str, dict[st
 
     def run(method: str, texts: list[str], namespace: str, max_tokens: int) -> Any:
         line = lines[None if method == "none" else proposer]
+        line.send(("0", FREE[:1], "awake", AWAKE_TOKENS))
+        line.recv()
         line.send((method, texts, namespace, max_tokens))
         return line.recv()
 
