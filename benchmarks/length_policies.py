@@ -31,7 +31,7 @@ K = 8
 WARM_UP, MAX_TOKENS = 24, 64
 AWAKE_TOKENS = 8
 """An engine that rested is slow at first, and the other's threads stay busy for a while after it
-has answered; so, not timed, each engine answers with so many tokens before it answers in earnest."""
+has answered; so, not timed, an engine answers with so many tokens before it answers in earnest."""
 COPYING = [prompt.text for prompt in DEMO if prompt.workload == "code edit"]
 WORKLOADS = {
     "copying": COPYING,
