@@ -19,23 +19,46 @@ from numpy.typing import NDArray
 from specplug.proposer import Batch, Drafts, EngineInfo, Int32Array, Options, Request, check_name
 
 Lengths = NDArray[np.integer[Any]]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What a step costs, as a line near the present number of tokens; only ratios count.
+    """What a step costs by the tokens that it computes; only ratios count.
 
     Attributes:
-        base: seconds of a step that computes no tokens.
-        per_token: seconds that each token adds.
+        num_tokens: two or more numbers of tokens, increasing: one for each request that generates,
+            and more.
+        seconds: of a step with so many. It need not increase: kernels change with the number of
+            tokens.
         per_draft_token: seconds that the proposer takes for each token that it is asked for.
         per_draft: seconds that a call of the proposer takes beside that.
     """
 
-    base: float
-    per_token: float
+    num_tokens: tuple[float, ...]
+    seconds: tuple[float, ...]
     per_draft_token: float = 0.0
     per_draft: float = 0.0
+
+    @classmethod
+    def line(
+        cls, base: float, per_token: float, per_draft_token: float = 0.0, per_draft: float = 0.0
+    ) -> StepCosts:
+        """Make costs of which each token adds as much, ``per_token``, to ``base`` for none."""
+        return cls((0.0, 1.0), (base, base + per_token), per_draft_token, per_draft)
+
+    def of_steps(self, num_tokens: Lengths | Sequence[int] | int) -> Floats:
+        """Return the seconds of steps with so many tokens, by the lines between what is known.
+
+        Args:
+            num_tokens: ``[m]``, or one number.
+        """
+        asked = np.asarray(num_tokens, float)
+        found = np.interp(asked, self.num_tokens, self.seconds)
+        (before, last), (at_before, at_last) = self.num_tokens[-2:], self.seconds[-2:]
+        beyond = np.maximum(asked - last, 0)
+        costs: Floats = found + beyond * max(at_last - at_before, 0.0) / (last - before)
+        return costs
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,9 @@ class LengthControl:
         self.policy = plugins.create_length_policy(self.name, settings.length_policy_options)
         self.policy.prepare(engine)
         # What one rank measures, no other does: see StepClock.
-        self.costs = StepClock(engine.device, learns=engine.world_size == 1)
+        self.costs = StepClock(
+            engine.device, engine.num_speculative_tokens, learns=engine.world_size == 1
+        )
         self.num_faults = 0
         self._limits = settings
         self._most_faults = settings.max_consecutive_faults

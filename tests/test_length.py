@@ -24,9 +24,9 @@ from specplug.lengths.adaptive import worthwhile
 from specplug.runtime import Arrival, Step
 
 K = 8
-FREE = StepCosts(1.0, 0.0)
-CHEAP = StepCosts(1.0, 0.01)
-BOUND = StepCosts(0.0, 1.0)
+FREE = StepCosts.line(1.0, 0.0)
+CHEAP = StepCosts.line(1.0, 0.01)
+BOUND = StepCosts.line(0.0, 1.0)
 """A step that costs what its tokens cost: nothing that may be rejected pays."""
 
 
@@ -93,15 +93,15 @@ def test_match_scaled_follows_the_product_of_the_scores(make):
 
 
 def test_the_first_draft_is_taken_where_tokens_are_cheap(make):
-    assert make("adaptive").choose([K], StepCosts(1.0, 0.001)) == [K]
+    assert make("adaptive").choose([K], StepCosts.line(1.0, 0.001)) == [K]
     sure = [[1.0] * K]
-    assert make("adaptive").choose([K], StepCosts(1.0, 0.004), scores=sure) == [K]
+    assert make("adaptive").choose([K], StepCosts.line(1.0, 0.004), scores=sure) == [K]
     assert make("adaptive").choose([K], BOUND, scores=sure) == [0]
 
 
 def test_what_a_position_taught_counts_for_the_others_until_they_are_judged(make):
     many = make("adaptive", 16)
-    costs = StepCosts(1.0, 0.06)
+    costs = StepCosts.line(1.0, 0.06)
     first = many.choose([K] * 16, costs)
     many.policy.observe(outcome(range(16), [1] * 16, [1] * 16))  # only first tokens, all right
     assert sum(many.choose([K] * 16, costs)) > sum(first)
@@ -112,7 +112,7 @@ def test_what_a_position_taught_counts_for_the_others_until_they_are_judged(make
 
 def test_it_falls_fast_on_text_that_repeats_nothing_and_rises_fast_on_a_copy(make):
     one = make("adaptive")
-    costs = StepCosts(1.0, 0.05)
+    costs = StepCosts.line(1.0, 0.05)
     first = one.choose([K], costs)[0]
     lengths = []
     for _ in range(6):  # the first token is wrong, six times in a row
@@ -129,7 +129,7 @@ def test_it_falls_fast_on_text_that_repeats_nothing_and_rises_fast_on_a_copy(mak
 def test_it_rises_from_nothing_though_nothing_was_verified(make):
     """What was cut is judged by the token that came instead."""
     one = make("adaptive")
-    costs = StepCosts(1.0, 0.3)
+    costs = StepCosts.line(1.0, 0.3)
     for _ in range(30):
         one.choose([K], costs)
         one.policy.observe(outcome([0], [0], [1]))
@@ -143,7 +143,7 @@ def test_it_rises_from_nothing_though_nothing_was_verified(make):
 
 def test_one_step_tells_that_all_requests_stopped_copying(make):
     many = make("adaptive", 16)
-    costs, sure = StepCosts(1.0, 0.06), [[1.0] * K] * 16
+    costs, sure = StepCosts.line(1.0, 0.06), [[1.0] * K] * 16
     for _ in range(20):
         many.choose([K] * 16, costs, sure)
         many.policy.observe(outcome(range(16), [K] * 16, [K] * 16))
@@ -160,7 +160,7 @@ def test_one_step_tells_that_all_requests_stopped_copying(make):
 
 def test_one_wrong_token_after_many_right_ones_changes_little(make):
     one = make("adaptive")
-    costs, sure = StepCosts(1.0, 0.06), [[1.0] * K]
+    costs, sure = StepCosts.line(1.0, 0.06), [[1.0] * K]
     for _ in range(20):
         one.choose([K], costs, sure)
         one.policy.observe(outcome([0], [K], [K]))
@@ -170,7 +170,7 @@ def test_one_wrong_token_after_many_right_ones_changes_little(make):
 
 def test_requests_differ_and_the_budget_goes_where_it_pays(make):
     two = make("adaptive", 2)
-    costs = StepCosts(1.0, 0.1)
+    costs = StepCosts.line(1.0, 0.1)
     for _ in range(10):
         two.choose([K, K], costs)
         two.policy.observe(outcome([0, 1], [K, 0], [K, 1]))
@@ -181,7 +181,7 @@ def test_requests_differ_and_the_budget_goes_where_it_pays(make):
 
 
 def test_scores_are_believed_at_first_and_corrected_by_what_comes_true(make):
-    costs = StepCosts(1.0, 0.15)
+    costs = StepCosts.line(1.0, 0.15)
     likely, unlikely = [[0.95] * K], [[0.05] * K]
     one = make("adaptive")
     assert one.choose([K], costs, likely)[0] > one.choose([K], costs, unlikely)[0] == 0
@@ -195,7 +195,7 @@ def test_scores_are_believed_at_first_and_corrected_by_what_comes_true(make):
 
 def test_a_slow_drafter_is_asked_less_and_less_and_a_fast_one_always(make):
     one = make("adaptive")
-    slow, fast = StepCosts(1.0, 0.01, 2.0), StepCosts(1.0, 0.01, 1e-5)
+    slow, fast = StepCosts.line(1.0, 0.01, 2.0), StepCosts.line(1.0, 0.01, 1e-5)
     asked = [int(one.policy.ask(one.batch, load(costs=slow))[0]) for _ in range(200)]
     assert set(asked) == {0, 1}
     assert sum(asked[100:]) <= 4 < sum(asked)
@@ -207,7 +207,7 @@ def test_a_request_that_ends_leaves_nothing(make):
     for _ in range(10):
         one.choose([K])
         one.policy.observe(outcome([0], [0], [1]))
-    one.policy.ask(one.batch, load(costs=StepCosts(1.0, 0.01, 2.0)))
+    one.policy.ask(one.batch, load(costs=StepCosts.line(1.0, 0.01, 2.0)))
     one.policy.end("r0")
     assert not one.policy._pauses
     assert not one.policy._slots
@@ -215,20 +215,20 @@ def test_a_request_that_ends_leaves_nothing(make):
 
 @given(
     st.lists(st.lists(st.floats(0.01, 0.98), min_size=3, max_size=3), min_size=1, max_size=4),
-    st.floats(0, 2),
-    st.floats(0.001, 1),
+    st.lists(st.floats(0.01, 2), min_size=4, max_size=4),
     st.data(),
 )
-def test_no_other_lengths_bring_more_tokens_per_second(chances, base, per_token, data):
+def test_no_other_lengths_bring_more_tokens_per_second(chances, seconds, data):
+    """Whatever steps cost, also where more tokens take less time than fewer."""
     n = len(chances)
     most = np.array(data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)))
-    costs = StepCosts(base, per_token)
-    found = worthwhile(np.array(chances), most, load(n, costs), per_token, 0.0)
+    costs = StepCosts(tuple(n * extra for extra in range(1, 5)), tuple(seconds))
+    found = worthwhile(np.array(chances), most, load(n, costs), 0.0)
 
     def goodput(lengths):
         gains = np.cumprod(np.array(chances), axis=1)
         expected = n + sum(gains[i, :length].sum() for i, length in enumerate(lengths))
-        return expected / (base + per_token * (n + sum(lengths)))
+        return expected / costs.of_steps(n + sum(lengths))
 
     assert (found <= most).all()
     best = max(goodput(lengths) for lengths in np.ndindex(*(most + 1)))
@@ -472,9 +472,9 @@ def test_the_same_clock_teaches_costs_and_prompts_teach_nothing(make_engine):
     for sizes, sampled in (([3, 2], [True, False]), ([4, 3], [True, True])):
         now[0] += 10.0  # one is in prefill
         runtime.step(Step(["a", "b"], matrix, rows, sizes, sampled, {}))
-    assert not runtime.length.costs.learnt().lines
+    assert not runtime.length.costs.learnt().steps
     for size in range(5, 30):
         now[0] += 0.5
         runtime.step(Step(["a", "b"], matrix, rows, [size, size - 1], [True, True], {}))
-    assert runtime.length.costs.learnt().lines[2].level == pytest.approx(0.5, rel=0.01)
+    assert runtime.length.costs.learnt().steps[2][0] == pytest.approx(0.5, rel=0.01)
     runtime.close()

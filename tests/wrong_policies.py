@@ -58,7 +58,7 @@ class NeedsScores(Half):
 
 class NeedsCosts(Half):
     def choose(self, batch, drafts, load):
-        return np.minimum(drafts.lengths, int(load.costs.per_draft_token / load.costs.base))
+        return np.minimum(drafts.lengths, int(load.costs.per_draft_token / load.costs.seconds[0]))
 
 
 class Remembering(Half):

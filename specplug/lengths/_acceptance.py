@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specplug.length import Outcome
+from specplug.length import Floats, Outcome
 from specplug.proposer import Batch, Drafts
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.integer[Any]]
 
 _BINS = 8

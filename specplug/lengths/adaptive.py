@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from specplug.length import LengthPolicy, LengthPolicySpec, Lengths, Load, Outcome
-from specplug.lengths._acceptance import AcceptanceEstimate, Floats
+from specplug.length import Floats, LengthPolicy, LengthPolicySpec, Lengths, Load, Outcome
+from specplug.lengths._acceptance import AcceptanceEstimate
 from specplug.proposer import Batch, Drafts, EngineInfo, Int32Array, Options, Request
 
 _LONGEST_PAUSE = 32
@@ -66,7 +66,7 @@ class Adaptive(LengthPolicy):
     def ask(self, batch: Batch, load: Load) -> Lengths:
         """Ask for all where drafting costs next to nothing, else for what is expected to pay."""
         costs = load.costs
-        step = costs.base + costs.per_token * load.num_tokens
+        step = costs.of_steps(load.num_tokens)
         drafting = costs.per_draft + costs.per_draft_token * int(batch.max_draft_tokens.sum())
         if drafting <= self._options.free_share * step:
             return batch.max_draft_tokens
@@ -74,9 +74,9 @@ class Adaptive(LengthPolicy):
             self._estimate.before_drafting(batch),
             batch.max_draft_tokens,
             load,
-            costs.per_token + costs.per_draft_token,
             self._options.min_gain,
-            costs.per_draft,
+            once=costs.per_draft,
+            per_token=costs.per_draft_token,
         )
         # One more than pays: so it is seen when more would.
         asked = np.minimum(worth + 1, batch.max_draft_tokens)
@@ -96,9 +96,7 @@ class Adaptive(LengthPolicy):
         if not drafts.lengths.any():
             return drafts.lengths
         chances = self._estimate.of_drafts(batch, drafts)
-        return worthwhile(
-            chances, drafts.lengths, load, load.costs.per_token, self._options.min_gain
-        )
+        return worthwhile(chances, drafts.lengths, load, self._options.min_gain)
 
 
 class _Pause:
@@ -118,29 +116,36 @@ class _Pause:
 
 
 def worthwhile(
-    chances: Floats, most: Lengths, load: Load, per_token: float, min_gain: float, once: float = 0.0
+    chances: Floats,
+    most: Lengths,
+    load: Load,
+    min_gain: float,
+    *,
+    once: float = 0.0,
+    per_token: float = 0.0,
 ) -> Int32Array:
     """Return how many draft tokens of each request make the step's tokens per second highest.
 
     Args:
         chances: ``[n, width]``, of each token given that those before it are accepted.
         most: integers ``[n]``, the tokens that there are.
-        load: what the step does anyway.
-        per_token: seconds that one more token takes.
+        load: what the step does anyway, and what it costs.
         min_gain: the share by which speculation must be faster to be worth it.
-        once: seconds that speculation takes beside that, however many tokens there are.
+        once: seconds that speculation takes beside the step, however many tokens there are ...
+        per_token: ... and for each.
     """
     n, width = chances.shape
     gains = np.where(np.arange(width) < most[:, None], np.cumprod(chances, axis=1), 0.0).ravel()
     # Stable, so that equal gains stay in order of position and no token is taken before those
     # in front of it.
     order = np.argsort(-gains, kind="stable")[: min(int(most.sum()), load.max_draft_tokens)]
+    extra = np.arange(len(order) + 1)
     # Never 0, so that free steps can be compared.
-    without = max(load.costs.base + load.costs.per_token * load.num_tokens, _LEAST_SECONDS)
+    seconds = np.maximum(load.costs.of_steps(load.num_tokens + extra), _LEAST_SECONDS)
     expected = load.num_tokens + np.cumsum(gains[order])
-    goodput = expected / (without + once + per_token * np.arange(1, len(order) + 1))
+    goodput = expected / (seconds[1:] + once + per_token * extra[1:])
     best = int(goodput.argmax()) if len(order) else 0
-    if not len(order) or goodput[best] * without < load.num_tokens * (1 + min_gain):
+    if not len(order) or goodput[best] * seconds[0] < load.num_tokens * (1 + min_gain):
         return np.zeros(n, np.int32)
     return np.bincount(order[: best + 1] // width, minlength=n).astype(np.int32)
 

@@ -104,10 +104,12 @@ def show_outcome(outcome: Outcome) -> str:
 def show_load(load: Load) -> str:
     """Return what the next step has to do."""
     costs = load.costs
+    known = zip(costs.num_tokens, costs.seconds, strict=True)
+    steps = ", ".join(f"{seconds:g} for {num_tokens:g}" for num_tokens, seconds in known)
     return (
         f"Load({load.num_running} running, {load.num_tokens} tokens, at most "
-        f"{load.max_draft_tokens} draft tokens, costs {costs.base:g} + {costs.per_token:g} a token "
-        f"+ {costs.per_draft:g} and {costs.per_draft_token:g} a token to draft)"
+        f"{load.max_draft_tokens} draft tokens, costs by tokens: {steps}; to draft "
+        f"{costs.per_draft:g} and {costs.per_draft_token:g} a token)"
     )
 
 

@@ -262,7 +262,7 @@ def step_seconds(make: MakePolicy, engine: EngineInfo) -> float:
     tokens: Int32Array = np.zeros((n, engine.max_model_len), np.int32)
     batch = Batch(ids, slots, tokens, slots, column(2), column(1), column(1), column(k))
     drafts = Drafts(np.zeros((n, k), np.int32), column(k), np.full((n, k), 0.5, np.float32))
-    load = Load(n, n, n * k, StepCosts(0.02, 0.0001, 1e-6))
+    load = Load(n, n, n * k, StepCosts.line(0.02, 0.0001, 1e-6))
     outcome = Outcome(ids, slots, column(k), column(k), column(k // 2), column(k // 2 + 1))
     began = perf_counter()
     policy.ask(batch, load)

@@ -60,10 +60,11 @@ class LoadedStep:
 PolicySchedule = list[Begin | LoadedStep | End]
 
 _COSTS = [
-    StepCosts(base=0.02, per_token=0.001, per_draft_token=1e-5),
-    StepCosts(base=0.001, per_token=0.02),
-    StepCosts(base=0.0, per_token=0.0),
-    StepCosts(base=0.02, per_token=0.0, per_draft_token=0.01, per_draft=0.005),
+    StepCosts.line(base=0.02, per_token=0.001, per_draft_token=1e-5),
+    StepCosts.line(base=0.001, per_token=0.02),
+    StepCosts.line(base=0.0, per_token=0.0),
+    StepCosts.line(base=0.02, per_token=0.0, per_draft_token=0.01, per_draft=0.005),
+    StepCosts(num_tokens=(1.0, 2.0, 5.0), seconds=(0.02, 0.04, 0.03)),
 ]
 
 

@@ -32,5 +32,5 @@ def test_the_text_is_the_engines_own(engine, answers, name):
     if name == "oracle":
         assert counters.num_accepted_tokens > 0
     assert engine.runtime.length.num_faults == 0
-    assert engine.runtime.length.costs.learnt().lines
+    assert engine.runtime.length.costs.learnt().steps
     assert_counters_agree(engine)

@@ -136,7 +136,7 @@ def test_both_ranks_choose_the_same_lengths_though_their_clocks_differ(two_ranks
     assert drafted > 0
     assert differing == 0
     assert first[0] == second[0], "the second decides by what the first has measured"
-    assert second[1].lines != first[1].lines
+    assert second[1].steps != first[1].steps
 
 
 def test_drafts_that_depend_on_the_rank_are_found_and_dropped(two_ranks, answers):
