@@ -67,12 +67,19 @@ class _Curve:
         variance = (1 - part) * shared[i] + part * shared[i + 1] + _NOISE**2
         most = _FURTHEST * sqrt(variance)
         error = log(seconds) - (1 - part) * self._logs[i] - part * self._logs[i + 1]
-        self._logs += shared * (max(-most, min(most, error)) / variance)
+        if error < -most:
+            # A step may be slow by accident, but not fast: the engine was still warming up, or has
+            # got faster. Lengths that were last seen before that have got faster too.
+            self._logs += error
+            return
+        self._logs += shared * (min(most, error) / variance)
         self._covariance -= np.outer(shared, shared / variance)
 
     def seconds(self) -> tuple[float, ...]:
         """Return the seconds of a step at each number of draft tokens per request."""
-        return tuple(np.exp(self._logs).tolist())
+        found = np.exp(self._logs)
+        # A token of a step costs no more than its share of it.
+        return tuple(np.minimum(found, found[0] * (1 + self._extras)).tolist())
 
 
 @dataclass(slots=True)

@@ -92,6 +92,16 @@ def test_it_follows_an_engine_that_gets_slower():
     assert clock.costs(1).of_steps([1, 9]) == pytest.approx([0.2, 0.2], rel=0.1)
 
 
+def test_drafts_of_the_first_slow_steps_do_not_stay_dear():
+    """An engine that warms up: were they, none would be verified again."""
+    clock = StepClock("cpu", K)
+    for extra in (0, 0, 2, 4, 0, 1):
+        clock.count_step(4, 4 + extra, 0.011)
+    for _ in range(50):
+        clock.count_step(4, 4, 0.0016)
+    assert share(clock, 4, 1) < 0.3
+
+
 def test_a_batch_of_another_size_is_guessed_from_the_nearest():
     """Twice the requests: each draft token per request is twice the tokens."""
     clock = taught(lambda num_tokens: 0.04 + 0.004 * num_tokens)
