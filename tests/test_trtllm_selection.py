@@ -17,6 +17,7 @@ from trtllm_double import GENERATIONS, VOCAB_SIZE, UserProvidedDecodingConfig, i
 
 import specplug
 import specplug.trtllm
+from specplug.costs import StepClock
 from specplug.errors import (
     CapabilityError,
     EngineSupportError,
@@ -42,6 +43,12 @@ def generation(request):
 @pytest.fixture
 def engine(generation, monkeypatch):
     return install(generation, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def what_steps_cost(monkeypatch):
+    """Keep the default length policy from learning that drafts do not pay: in Python they don't."""
+    monkeypatch.setattr(StepClock, "count_step", lambda *_: None)
 
 
 @pytest.fixture
